@@ -1,0 +1,3 @@
+from sparkloom.cli import main
+
+main()

@@ -1,0 +1,9 @@
+"""Every sub-command: its module (which has a Typer called `app`) and the line that `--help` shows."""
+
+from __future__ import annotations
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "exl3": ("sparkloom.cli.exl3", "inspect, quantize and make EXL3 checkpoints"),
+    "plugin": ("sparkloom.cli.plugin", "prove that vLLM sees the EXL3 plug-in"),
+    "demo": ("sparkloom.cli.demo", "a two-node pair on this machine, no GPU needed"),
+}
