@@ -114,9 +114,8 @@ def print_text(findings: Sequence[Finding], *, title: str = "") -> None:
     width = max((len(f.check) for f in findings), default=0)
     for finding in findings:
         style = _STYLE[finding.level]
-        console.print(
-            f"[{style}]{finding.level:<4}[/{style}] {escape(finding.check):<{width}}  {escape(finding.summary)}"
-        )
+        head = f"[{style}]{finding.level:<4}[/{style}] {escape(finding.check):<{width}}"
+        console.print(f"{head}  {escape(finding.summary)}")
         for line in finding.detail.splitlines():
             console.print(f"     {escape(line)}", style="dim")
         if finding.mend:
