@@ -6,4 +6,5 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "exl3": ("sparkloom.cli.exl3", "inspect, quantize and make EXL3 checkpoints"),
     "plugin": ("sparkloom.cli.plugin", "prove that vLLM sees the EXL3 plug-in"),
     "demo": ("sparkloom.cli.demo", "a two-node pair on this machine, no GPU needed"),
+    "bench": ("sparkloom.cli.bench", "measure a server: receipt, report, verdict"),
 }
