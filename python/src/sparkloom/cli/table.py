@@ -7,4 +7,5 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "plugin": ("sparkloom.cli.plugin", "prove that vLLM sees the EXL3 plug-in"),
     "demo": ("sparkloom.cli.demo", "a two-node pair on this machine, no GPU needed"),
     "bench": ("sparkloom.cli.bench", "measure a server: receipt, report, verdict"),
+    "prefix-diff": ("sparkloom.cli.prefix_diff", "why a request misses the cached prefix of another"),
 }

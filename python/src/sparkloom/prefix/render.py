@@ -1,0 +1,86 @@
+"""Render request bodies with a model's own chat template and tokenizer (transformers, imported late)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sparkloom.errors import SparkloomError
+from sparkloom.prefix.doctor import Body, Piece
+
+
+def load_body(path: Path) -> Body:
+    """Read one request body; a captured `{"body": {...}}` or `{"request": {...}}` is unwrapped.
+
+    Raises:
+        SparkloomError: the file is not JSON or holds no messages.
+    """
+    try:
+        value = json.loads(path.read_text())
+    except OSError as error:
+        raise SparkloomError(
+            f"cannot read the request: {error.strerror}", file=path, mend="give a file with a JSON body"
+        ) from error
+    except ValueError as error:
+        raise SparkloomError(
+            f"not JSON: {error}", file=path, mend="save the request's body as JSON"
+        ) from error
+    for key in ("body", "request"):
+        if isinstance(value, dict) and isinstance(value.get(key), dict):
+            value = value[key]
+    if not isinstance(value, dict) or not isinstance(value.get("messages"), list):
+        raise SparkloomError(
+            "no list of messages in the request",
+            file=path,
+            field="messages",
+            mend="give the body of a /v1/chat/completions request",
+        )
+    for i, message in enumerate(value["messages"]):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise SparkloomError(
+                "a message without a role",
+                file=path,
+                field=f"messages[{i}]",
+                value=message,
+                mend='each message needs "role" and "content"',
+            )
+    return value
+
+
+class Renderer:
+    """A tokenizer with its chat template.
+
+    Args:
+        model: folder of a checkpoint (tokenizer.json and a chat template).
+    """
+
+    def __init__(self, model: Path) -> None:
+        from transformers import AutoTokenizer
+
+        try:
+            self.tokenizer = AutoTokenizer.from_pretrained(str(model), local_files_only=True)
+        except Exception as error:
+            raise SparkloomError(
+                f"no tokenizer could be loaded: {error}",
+                file=model,
+                mend="give the folder of the served checkpoint with --model",
+            ) from error
+        if not self.tokenizer.chat_template:
+            raise SparkloomError(
+                "the tokenizer has no chat template",
+                file=model,
+                mend="give the folder of a chat model, or add chat_template.jinja",
+            )
+
+    def render(self, body: Body) -> tuple[str, list[Piece]]:
+        """The prompt's text and tokens, as the server would build them."""
+        kwargs: dict[str, Any] = dict(body.get("chat_template_kwargs") or {})
+        if body.get("reasoning_effort") is not None:
+            kwargs.setdefault("reasoning_effort", body["reasoning_effort"])
+        text = self.tokenizer.apply_chat_template(
+            body["messages"], tools=body.get("tools"), tokenize=False, add_generation_prompt=True, **kwargs
+        )
+        encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        spans = encoded["offset_mapping"]
+        return text, [Piece(i, s, e) for i, (s, e) in zip(encoded["input_ids"], spans, strict=True)]
