@@ -1,0 +1,209 @@
+"""Combinations that vLLM accepts or fails on late, refused here with the reason."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from sparkloom.cluster.checks import Problem
+from sparkloom.cluster.model import DrafterKind
+from sparkloom.cluster.operation import Platform
+from sparkloom.cluster.owned import OWNED_ENV, OWNED_FLAGS, SECRET_NAME, normal_flag
+from sparkloom.cluster.settings import Settings, settings
+from sparkloom.cluster.types import Cluster
+
+FP8_KV = ("fp8", "fp8_e4m3", "fp8_ds_mla")
+BLOCK = 4608
+
+
+def forbidden(cluster: Cluster) -> list[Problem]:
+    """Every forbidden combination in `cluster`."""
+    found = settings(cluster)
+    rules = [_moe, _kv_dtype, _draft, _batch, _vision, _cache, _prefill_patch]
+    problems = [problem for rule in rules for problem in rule(cluster, found)]
+    return problems + list(_extra_args(cluster)) + list(_extra_env(cluster))
+
+
+def _cuda(cluster: Cluster) -> bool:
+    return cluster.engine.platform is Platform.cuda
+
+
+def _moe(cluster: Cluster, _: Settings) -> Iterator[Problem]:
+    backend = cluster.engine.moe_backend
+    if cluster.model.quantization == "exl3" and backend != "auto":
+        yield Problem(
+            "engine.moe_backend",
+            backend,
+            f"the {backend} MoE backend cannot read EXL3 experts",
+            'use "auto": the plug-in brings its own kernels (serving.exl3_backend chooses among them)',
+        )
+
+
+def _kv_dtype(cluster: Cluster, _: Settings) -> Iterator[Problem]:
+    dtype = cluster.serving.kv_cache_dtype
+    if _cuda(cluster) and cluster.model.geometry.value == "glm-5.3-flash" and dtype not in FP8_KV:
+        yield Problem(
+            "serving.kv_cache_dtype",
+            dtype,
+            "the sparse-MLA kernel of sm_12x reads only packed fp8 rows of 656 bytes",
+            'use "fp8"',
+        )
+
+
+def _draft(cluster: Cluster, found: Settings) -> Iterator[Problem]:
+    drafter = cluster.drafter
+    if drafter.kind is DrafterKind.none and drafter.tokens:
+        yield Problem(
+            "drafter.tokens", drafter.tokens, "there is no drafter", "leave tokens out or choose a drafter"
+        )
+    if found.drafter is not DrafterKind.dflash2:
+        if cluster.patches.draft_kv_block_tokens is not None:
+            yield Problem(
+                "patches.draft_kv_block_tokens",
+                cluster.patches.draft_kv_block_tokens,
+                "only the DFlash2 drafter has a KV block of its own",
+                'leave it out or choose "drafter": {"kind": "dflash2"}',
+            )
+        return
+    if drafter.kv_cache_dtype != "auto":
+        yield Problem(
+            "drafter.kv_cache_dtype",
+            drafter.kv_cache_dtype,
+            "no attention backend of sm_12x serves the drafter with this type",
+            'use "auto" (the drafter then keeps 16-bit KV; without the key it would inherit fp8_ds_mla)',
+        )
+    if drafter.attention_backend == "TRITON_ATTN":
+        yield Problem(
+            "drafter.attention_backend",
+            drafter.attention_backend,
+            "it attends causally where the drafter was trained without a mask: acceptance falls to a third",
+            "leave it out",
+        )
+    if found.draft_tokens > 7:
+        yield Problem(
+            "drafter.tokens",
+            found.draft_tokens,
+            "the DFlash2 block has one anchor and 7 proposals",
+            "use 7 or fewer",
+        )
+    block = cluster.patches.draft_kv_block_tokens
+    if block is not None and (BLOCK % block or block % 64):
+        yield Problem(
+            "patches.draft_kv_block_tokens",
+            block,
+            f"the manager block of {BLOCK} tokens is no multiple of it, or it is no multiple of 64",
+            "use 2304, 1536, 1152 or 768",
+        )
+
+
+def _batch(cluster: Cluster, found: Settings) -> Iterator[Problem]:
+    rows = (found.draft_tokens + 1) * found.max_sequences
+    if found.max_batched_tokens < rows:
+        yield Problem(
+            "serving.max_batched_tokens",
+            found.max_batched_tokens,
+            f"{found.max_sequences} requests verify {rows} tokens in one step",
+            f"use at least {rows}, or fewer sequences",
+        )
+    if found.long_prefill_tokens > found.max_batched_tokens:
+        yield Problem(
+            "serving.long_prefill_tokens",
+            found.long_prefill_tokens,
+            f"larger than a step of {found.max_batched_tokens} tokens, so it would limit nothing",
+            f"use at most {found.max_batched_tokens}, or 0 for no limit",
+        )
+    sizes = cluster.serving.cuda_graph_sizes
+    if sizes and max(sizes) > found.max_batched_tokens:
+        yield Problem(
+            "serving.cuda_graph_sizes",
+            sizes,
+            f"a step has at most {found.max_batched_tokens} tokens",
+            "leave the larger sizes out",
+        )
+    if sizes and not found.cuda_graphs:
+        yield Problem(
+            "serving.cuda_graph_sizes", sizes, "CUDA graphs are off", "leave the sizes out or turn graphs on"
+        )
+    if cluster.serving.cuda_graphs and not _cuda(cluster):
+        yield Problem("serving.cuda_graphs", True, "the CPU platform has no CUDA graphs", "leave it out")
+
+
+def _vision(cluster: Cluster, found: Settings) -> Iterator[Problem]:
+    vision = cluster.vision
+    if not found.vision and (vision.max_images or vision.max_videos):
+        field = "vision.max_images" if vision.max_images else "vision.max_videos"
+        yield Problem(
+            field,
+            vision.max_images or vision.max_videos,
+            "the vision tower is not loaded",
+            "set vision.enabled to true or allow none",
+        )
+        return
+    if not found.vision:
+        return
+    frames = found.max_videos * vision.max_video_frames
+    tokens = (found.max_images + frames) * found.max_image_tokens
+    if tokens >= found.context_tokens:
+        yield Problem(
+            "vision.max_images",
+            found.max_images,
+            f"{found.max_images} images and {frames} video frames of {found.max_image_tokens} tokens are "
+            f"{tokens} tokens, more than the context of {found.context_tokens}",
+            f"allow at most {max(0, found.context_tokens // found.max_image_tokens - frames - 1)} images "
+            "or fewer tokens per image",
+        )
+
+
+def _cache(cluster: Cluster, found: Settings) -> Iterator[Problem]:
+    retention = found.prefix_cache_retention_tokens
+    if retention and not found.prefix_caching:
+        yield Problem(
+            "serving.prefix_cache_retention_tokens",
+            retention,
+            "prefix caching is off",
+            "leave it out or turn serving.prefix_caching on",
+        )
+    elif retention % BLOCK and _cuda(cluster):
+        down, up = retention // BLOCK * BLOCK, (retention // BLOCK + 1) * BLOCK
+        yield Problem(
+            "serving.prefix_cache_retention_tokens",
+            retention,
+            f"state is kept only at multiples of the block of {BLOCK} tokens",
+            f"use {up}" + (f" or {down}" if down else ""),
+        )
+
+
+def _prefill_patch(cluster: Cluster, found: Settings) -> Iterator[Problem]:
+    if found.default_new_tokens > found.context_tokens:
+        yield Problem(
+            "patches.default_new_tokens",
+            found.default_new_tokens,
+            f"no answer can be longer than the context of {found.context_tokens}",
+            f"use at most {found.context_tokens}",
+        )
+
+
+def _extra_args(cluster: Cluster) -> Iterator[Problem]:
+    for i, argument in enumerate(cluster.engine.extra_args):
+        where = f"engine.extra_args[{i}]"
+        if SECRET_NAME.search(argument.partition("=")[0]):
+            yield Problem(
+                where, "<hidden>", "secrets never go into argv, where every user sees them", "use a key file"
+            )
+        elif argument.startswith("-") and (owner := OWNED_FLAGS.get(normal_flag(argument))):
+            yield Problem(where, argument, "this flag belongs to the cluster file", f"set {owner} instead")
+        elif "\n" in argument or "\0" in argument:
+            yield Problem(where, argument, "a flag has no line breaks", "write one flag per element")
+
+
+def _extra_env(cluster: Cluster) -> Iterator[Problem]:
+    for name, value in cluster.engine.extra_env.items():
+        where = f"engine.extra_env.{name}"
+        if SECRET_NAME.search(name):
+            yield Problem(
+                where, "<hidden>", "secrets never go into the cluster file", "use api.key_file or the agent's"
+            )
+        elif owner := OWNED_ENV.get(name):
+            yield Problem(where, value, "this variable belongs to the cluster file", f"set {owner} instead")
+        elif re.search(r"[\n\0]", value):
+            yield Problem(where, value, "a value has no line breaks", "write one line")

@@ -1,0 +1,166 @@
+"""Final values: what the file, the profile and the model default make together, and where each came from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from sparkloom.cluster.model import DrafterKind
+from sparkloom.cluster.operation import Platform
+from sparkloom.cluster.profiles import CPU_DEFAULTS, MODEL_DEFAULTS, PROFILES
+from sparkloom.cluster.schema import walk
+from sparkloom.cluster.serving import Effort, FairPrefill
+from sparkloom.cluster.types import Cluster
+
+
+class Origin(StrEnum):
+    """Where a final value came from, strongest first."""
+
+    file = "file"
+    profile = "profile"
+    model_default = "model default"
+    detected = "detected"
+
+
+@dataclass(frozen=True, slots=True)
+class Sourced:
+    """A final value with its origin and, where it was computed, the rule in words."""
+
+    value: Any
+    origin: Origin
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Every value that a profile or a rule may decide, concrete. Names follow the cluster file.
+
+    `kv_cache_bytes` is None where the plan decides it (see `sparkloom.plan`).
+    """
+
+    drafter: DrafterKind
+    draft_tokens: int
+    context_tokens: int
+    max_sequences: int
+    max_batched_tokens: int
+    kv_cache_bytes: int | None
+    prefix_caching: bool
+    prefix_cache_retention_tokens: int
+    cuda_graphs: bool
+    cuda_graph_sizes: tuple[int, ...]
+    long_prefill_tokens: int
+    max_queued_requests: int
+    default_effort: Effort
+    vision: bool
+    max_images: int
+    max_videos: int
+    max_image_tokens: int
+    processor_cache_bytes: int
+    spin_window_ms: float
+    default_new_tokens: int
+    fair_prefill: FairPrefill
+
+
+DRAFT_TOKENS = {DrafterKind.dflash2: 7, DrafterKind.mtp: 2, DrafterKind.none: 0}
+
+
+def sourced(cluster: Cluster) -> dict[str, Sourced]:
+    """Every field of the cluster file outside `nodes` as path -> final value with origin."""
+    found: dict[str, Sourced] = {}
+    for path, field in walk():
+        if path.startswith("nodes[]."):
+            continue
+        found[path] = _one(cluster, path, field.get_default(call_default_factory=True))
+    _derived(cluster, found)
+    return found
+
+
+def _one(cluster: Cluster, path: str, default: Any) -> Sourced:
+    value, named = _in_file(cluster, path)
+    if named:
+        return Sourced(value, Origin.file)
+    cpu = cluster.engine.platform is Platform.cpu
+    if cpu and path in CPU_DEFAULTS:
+        return Sourced(CPU_DEFAULTS[path], Origin.model_default, "CPU platform")
+    profile = PROFILES[cluster.profile].values
+    if path in profile:
+        return Sourced(profile[path], Origin.profile, cluster.profile.value)
+    if path in MODEL_DEFAULTS:
+        return Sourced(MODEL_DEFAULTS[path], Origin.model_default)
+    return Sourced(default, Origin.model_default)
+
+
+def _in_file(cluster: Cluster, path: str) -> tuple[Any, bool]:
+    """The value at `path` and whether the file says it (null says nothing)."""
+    node: Any = cluster
+    *parents, name = path.split(".")
+    for part in parents:
+        if part not in node.model_fields_set:
+            return None, False
+        node = getattr(node, part)
+    value = getattr(node, name)
+    return value, name in node.model_fields_set and value is not None
+
+
+def _derived(cluster: Cluster, found: dict[str, Sourced]) -> None:
+    """Fill the values that follow from others."""
+    kind = DrafterKind(found["drafter.kind"].value)
+
+    def fill(path: str, value: Any, note: str, origin: Origin = Origin.model_default) -> None:
+        if found[path].value is None:
+            found[path] = Sourced(value, origin, note)
+
+    fill("drafter.tokens", DRAFT_TOKENS[kind], f"drafter {kind.value}")
+    if kind is DrafterKind.none:
+        found["drafter.tokens"] = Sourced(0, found["drafter.tokens"].origin, "no drafter")
+    tokens = found["drafter.tokens"].value
+    sizes = graph_sizes(tokens, found["serving.max_sequences"].value)
+    fill("serving.cuda_graph_sizes", list(sizes), "from drafter tokens and max_sequences")
+    if cluster.engine.platform is Platform.cpu:
+        fill("engine.omp_threads", 1, "CPU platform")
+    fill("serving.kv_cache_bytes", None, "what context and sequences need, see `sparkloom plan`")
+    fill("model.manifest", f"{cluster.model.path}/sparkloom-manifest.json", "beside the checkpoint")
+    fill("engine.command", ["python", "-m", "sparkloom.vllm.serve"], "this project's launcher")
+
+
+def graph_sizes(draft_tokens: int, max_sequences: int) -> tuple[int, ...]:
+    """Token counts worth capturing: 1 (a lone token), then whole verify steps of 1..max_sequences requests.
+
+    A verify step has draft_tokens + 1 rows per request; beyond 8 requests the counts double.
+    """
+    rows = draft_tokens + 1
+    counts = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256) if n < max_sequences]
+    sizes = {rows * n for n in [*counts, max_sequences]} | {1}
+    if rows > 1:
+        sizes |= {2, 4} if rows > 4 else {2}
+    return tuple(sorted(sizes))
+
+
+def settings(cluster: Cluster, found: Mapping[str, Sourced] | None = None) -> Settings:
+    """The concrete values of `cluster`."""
+    values = {path: item.value for path, item in (found or sourced(cluster)).items()}
+    return Settings(
+        drafter=DrafterKind(values["drafter.kind"]),
+        draft_tokens=values["drafter.tokens"],
+        context_tokens=values["serving.context_tokens"],
+        max_sequences=values["serving.max_sequences"],
+        max_batched_tokens=values["serving.max_batched_tokens"],
+        kv_cache_bytes=values["serving.kv_cache_bytes"],
+        prefix_caching=values["serving.prefix_caching"],
+        prefix_cache_retention_tokens=values["serving.prefix_cache_retention_tokens"],
+        cuda_graphs=values["serving.cuda_graphs"],
+        cuda_graph_sizes=tuple(values["serving.cuda_graph_sizes"]),
+        long_prefill_tokens=values["serving.long_prefill_tokens"],
+        max_queued_requests=values["serving.max_queued_requests"],
+        default_effort=Effort(values["serving.default_effort"]),
+        vision=values["vision.enabled"],
+        max_images=values["vision.max_images"],
+        max_videos=values["vision.max_videos"],
+        max_image_tokens=values["vision.max_image_tokens"],
+        processor_cache_bytes=values["vision.processor_cache_bytes"],
+        spin_window_ms=values["patches.spin_window_ms"],
+        default_new_tokens=values["patches.default_new_tokens"],
+        fair_prefill=FairPrefill(values["patches.fair_prefill"]),
+    )
