@@ -10,4 +10,5 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("sparkloom.cli.demo", "a two-node pair on this machine, no GPU needed"),
     "bench": ("sparkloom.cli.bench", "measure a server: receipt, report, verdict"),
     "prefix-diff": ("sparkloom.cli.prefix_diff", "why a request misses the cached prefix of another"),
+    "fabric": ("sparkloom.cli.fabric", "rails, GID entries and MTU of the RoCE fabric"),
 }

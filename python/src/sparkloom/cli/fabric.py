@@ -1,0 +1,196 @@
+"""`sparkloom fabric`: the rails of this node, and whether two nodes agree."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sparkloom.cli.options import Format, FormatOption, new_app, print_json
+from sparkloom.errors import Exit, SparkloomError
+from sparkloom.fabric import (
+    Rail,
+    choose_rails,
+    compare,
+    nccl_environment,
+    parse_addresses,
+    rails_from_report,
+    read_fabric,
+)
+from sparkloom.fabric.environment import check_environment
+from sparkloom.findings import Finding, exit_code, print_text
+from sparkloom.sysroot import SysRoot
+
+app = new_app("The RoCE fabric: rails, GID entries, MTU, agreement of two nodes.")
+
+RootOption = Annotated[
+    Path, typer.Option("--root", help="Read this tree instead of the running machine.", metavar="DIR")
+]
+AddressOption = Annotated[
+    list[str] | None,
+    typer.Option("--address", help="Fabric address of this node, one per rail.", metavar="IP[,IP]"),
+]
+DeviceOption = Annotated[
+    list[str] | None,
+    typer.Option("--device", help="Use these RDMA devices only.", metavar="NAME[,NAME]"),
+]
+StrictOption = Annotated[bool, typer.Option("--strict", help="Warnings fail too (exit 1).")]
+
+
+@app.command()
+def show(
+    root: RootOption = Path("/"),
+    address: AddressOption = None,
+    device: DeviceOption = None,
+    strict: StrictOption = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """Show the rail of each fabric address with its RoCE v2 GID entry; without --address, all that are up."""
+    rails, findings = rails_of(root, address, device)
+    env = nccl_environment(rails)
+    if SysRoot(root).live:
+        findings += check_environment(dict(os.environ), env)
+    result = {"rails": [r.as_dict() for r in rails], "findings": [f.as_dict() for f in findings]}
+    if format is Format.json:
+        print_json({**result, "environment": env})
+    else:
+        print_rails(rails)
+        print_text(findings)
+        for name, value in env.items():
+            print(f"{name}={value}")
+    raise typer.Exit(exit_code(findings, strict=strict))
+
+
+@app.command()
+def check(
+    peer: Annotated[
+        Path, typer.Option("--peer", help="The other node: a saved tree, or its `fabric show` as JSON.")
+    ],
+    root: RootOption = Path("/"),
+    address: AddressOption = None,
+    device: DeviceOption = None,
+    peer_address: Annotated[
+        list[str] | None,
+        typer.Option("--peer-address", help="Fabric addresses of the other node.", metavar="IP[,IP]"),
+    ] = None,
+    name: Annotated[str, typer.Option("--name", help="Name of this node in messages.")] = "here",
+    peer_name: Annotated[str, typer.Option("--peer-name", help="Name of the other node.")] = "peer",
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Also ping the peer with full-size packets.")
+    ] = False,
+    strict: StrictOption = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """Compare this node's rails with another node's: count, MTU, RDMA MTU, rate, subnets."""
+    rails, findings = rails_of(root, address, device)
+    peer_rails, peer_findings = read_peer(peer, peer_address)
+    findings += [_named(f, peer_name) for f in peer_findings]
+    findings += compare(name, rails, peer_name, peer_rails)
+    if probe:
+        from sparkloom.fabric.probe import probe_mtu
+
+        pairs = zip(rails, peer_rails, strict=False)
+        findings += [probe_mtu(a.address, b.address, a.mtu or 1500) for a, b in pairs]
+    if format is Format.json:
+        sides = {"rails": [r.as_dict() for r in rails], "peer_rails": [r.as_dict() for r in peer_rails]}
+        print_json({**sides, "findings": [f.as_dict() for f in findings]})
+    else:
+        print_rails(rails)
+        print_rails(peer_rails)
+        print_text(findings)
+    raise typer.Exit(exit_code(findings, strict=strict))
+
+
+@app.command()
+def bandwidth(
+    available: Annotated[
+        list[str] | None,
+        typer.Option("--meminfo", help="A node's /proc/meminfo; the smaller node binds.", metavar="FILE"),
+    ] = None,
+    size: Annotated[int | None, typer.Option("--size", help="Buffer bytes to ask for.")] = None,
+    buffers: Annotated[int, typer.Option("--buffers", min=1, help="Buffers that the test holds.")] = 2,
+    format: FormatOption = Format.text,
+) -> None:
+    """How large a bandwidth test may be on these nodes without freezing one."""
+    from sparkloom.fabric.probe import bandwidth_buffer
+    from sparkloom.meminfo import read_meminfo
+
+    files = [Path(f) for f in available or ["/proc/meminfo"]]
+    smallest = min(read_meminfo(f)["MemAvailable"] for f in files)
+    chosen = bandwidth_buffer(smallest, wanted=size, buffers=buffers)
+    if format is Format.json:
+        print_json(
+            {"buffer_bytes": chosen.buffer_bytes, "total_bytes": chosen.total_bytes, "reason": chosen.reason}
+        )
+    else:
+        print(f"{chosen.buffer_bytes} bytes per buffer, {chosen.total_bytes} in all: {chosen.reason}")
+
+
+def rails_of(
+    root: Path, address: list[str] | None, device: list[str] | None = None
+) -> tuple[list[Rail], list[Finding]]:
+    """Read the tree at `root` and choose its rails.
+
+    Raises:
+        SparkloomError: `root` is no folder, or an address is wrong.
+    """
+    if not root.is_dir():
+        raise SparkloomError(
+            "no such folder", field="--root", value=str(root),
+            mend="give a tree that `sparkloom capture` saved, unpacked", code=Exit.USAGE,
+        )  # fmt: skip
+    addresses = parse_addresses(address) if address else []
+    devices = [name for text in device or [] for name in text.split(",") if name]
+    return choose_rails(read_fabric(SysRoot(root)), addresses, devices)
+
+
+def read_peer(peer: Path, address: list[str] | None) -> tuple[list[Rail], list[Finding]]:
+    """The peer's rails from a saved tree or a JSON report."""
+    if peer.is_dir():
+        addresses = parse_addresses(address, "--peer-address") if address else []
+        return choose_rails(read_fabric(SysRoot(peer)), addresses)
+    try:
+        report: Any = json.loads(peer.read_bytes())
+    except OSError as error:
+        raise SparkloomError(
+            f"cannot read the peer's report: {error.strerror}", file=peer, mend="give a tree or a JSON report"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        mend = "save it with `sparkloom fabric show --format json` on the peer"
+        raise SparkloomError(f"the peer's report is no JSON: {error}", file=peer, mend=mend) from None
+    return rails_from_report(report, peer), []
+
+
+def _named(finding: Finding, node: str) -> Finding:
+    import dataclasses
+
+    return dataclasses.replace(finding, summary=f"{node}: {finding.summary}")
+
+
+def print_rails(rails: list[Rail]) -> None:
+    """The rails as a table for people."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    for column in ("interface", "rdma", "address", "GID", "kind", "MTU", "RDMA MTU", "link", "rate"):
+        table.add_column(column, no_wrap=True)
+    for rail in rails:
+        link = "?" if rail.carrier is None else "up" if rail.carrier else "down"
+        gid = "none" if rail.gid_index is None else f"{rail.gid_index}"
+        cells = (
+            rail.netdev,
+            rail.rdma,
+            rail.address,
+            gid,
+            rail.gid_type,
+            rail.mtu,
+            rail.active_mtu,
+            link,
+            rail.rate,
+        )
+        table.add_row(*("-" if cell is None else str(cell) for cell in cells))
+    Console(soft_wrap=True).print(table)
