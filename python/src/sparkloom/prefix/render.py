@@ -48,6 +48,24 @@ def load_body(path: Path) -> Body:
     return value
 
 
+def load_tokenizer(model: Path) -> Any:
+    """The tokenizer of a local checkpoint folder; never asks a hub.
+
+    Raises:
+        SparkloomError: the folder holds none that loads.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(model), local_files_only=True)
+    except Exception as error:
+        raise SparkloomError(
+            f"no tokenizer could be loaded: {error}",
+            file=model,
+            mend="give the folder of the served checkpoint",
+        ) from error
+
+
 class Renderer:
     """A tokenizer with its chat template.
 
@@ -56,16 +74,7 @@ class Renderer:
     """
 
     def __init__(self, model: Path) -> None:
-        from transformers import AutoTokenizer
-
-        try:
-            self.tokenizer = AutoTokenizer.from_pretrained(str(model), local_files_only=True)
-        except Exception as error:
-            raise SparkloomError(
-                f"no tokenizer could be loaded: {error}",
-                file=model,
-                mend="give the folder of the served checkpoint with --model",
-            ) from error
+        self.tokenizer = load_tokenizer(model)
         if not self.tokenizer.chat_template:
             raise SparkloomError(
                 "the tokenizer has no chat template",
