@@ -12,4 +12,5 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prefix-diff": ("sparkloom.cli.prefix_diff", "why a request misses the cached prefix of another"),
     "fabric": ("sparkloom.cli.fabric", "rails, GID entries and MTU of the RoCE fabric"),
     "quality": ("sparkloom.cli.quality", "distance of a model from its teacher; gate for long answers"),
+    "units": ("sparkloom.cli.units", "write the systemd units of one node (DGX OS)"),
 }
