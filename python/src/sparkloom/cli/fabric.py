@@ -9,8 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
+from sparkloom.capture import opened
 from sparkloom.cli.options import Format, FormatOption, new_app, print_json
-from sparkloom.errors import Exit, SparkloomError
+from sparkloom.errors import SparkloomError
 from sparkloom.fabric import (
     Rail,
     choose_rails,
@@ -137,14 +138,10 @@ def rails_of(
     Raises:
         SparkloomError: `root` is no folder, or an address is wrong.
     """
-    if not root.is_dir():
-        raise SparkloomError(
-            "no such folder", field="--root", value=str(root),
-            mend="give a tree that `sparkloom capture` saved, unpacked", code=Exit.USAGE,
-        )  # fmt: skip
     addresses = parse_addresses(address) if address else []
     devices = [name for text in device or [] for name in text.split(",") if name]
-    return choose_rails(read_fabric(SysRoot(root)), addresses, devices)
+    with opened(root) as tree:
+        return choose_rails(read_fabric(tree), addresses, devices)
 
 
 def read_peer(peer: Path, address: list[str] | None) -> tuple[list[Rail], list[Finding]]:

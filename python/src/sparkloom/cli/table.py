@@ -13,4 +13,6 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "fabric": ("sparkloom.cli.fabric", "rails, GID entries and MTU of the RoCE fabric"),
     "quality": ("sparkloom.cli.quality", "distance of a model from its teacher; gate for long answers"),
     "units": ("sparkloom.cli.units", "write the systemd units of one node (DGX OS)"),
+    "preflight": ("sparkloom.cli.preflight", "is this node ready for a rank?"),
+    "capture": ("sparkloom.cli.capture", "save what the checks read, redacted, to send or to test with"),
 }
