@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prefix-diff": ("sparkloom.cli.prefix_diff", "why a request misses the cached prefix of another"),
     "fabric": ("sparkloom.cli.fabric", "rails, GID entries and MTU of the RoCE fabric"),
     "quality": ("sparkloom.cli.quality", "distance of a model from its teacher; gate for long answers"),
+    "probe": ("sparkloom.cli.probe", "checked answers from an OpenAI server"),
     "units": ("sparkloom.cli.units", "write the systemd units of one node (DGX OS)"),
     "preflight": ("sparkloom.cli.preflight", "is this node ready for a rank?"),
     "capture": ("sparkloom.cli.capture", "save what the checks read, redacted, to send or to test with"),
