@@ -1,0 +1,50 @@
+"""`sparkloom exl3`: look into, make and measure EXL3 checkpoints."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from sparkloom.cli.options import Format, FormatOption, new_app, print_json
+
+app = new_app("Inspect, quantize and make EXL3 checkpoints.")
+
+
+@app.callback()
+def _group() -> None:
+    """Inspect, quantize and make EXL3 checkpoints."""
+
+
+@app.command()
+def bench(
+    bits: Annotated[list[float] | None, typer.Option(help="Rates to measure; may be repeated.")] = None,
+    codebook: Annotated[str, typer.Option(help="mcg, mul1 or 3inst.")] = "mcg",
+    tiles: Annotated[int, typer.Option(min=1, help="Tiles per rate.")] = 256,
+    threads: Annotated[int, typer.Option(min=1, help="Threads that encode.")] = 1,
+    format: FormatOption = Format.text,
+) -> None:
+    """Measure the encoder here: tiles per second, and the error on Gaussian weights."""
+    from sparkloom.exl3 import bench as bench_
+
+    rows = [bench_.measure(rate, codebook, tiles=tiles, threads=threads) for rate in bits or [2, 3, 4, 6]]
+    if format is Format.json:
+        print_json(bench_.as_dict(rows))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    about = bench_.machine()
+    table = Table(title=f"EXL3 encoder, {about['processor']} ({about['vectors']})", title_justify="left")
+    for column in ("bits", "codebook", "threads", "tiles/s", "tiles/s per core", "NMSE"):
+        table.add_column(column, justify="right")
+    for row in rows:
+        table.add_row(
+            f"{row.bits:g}",
+            row.codebook,
+            str(row.threads),
+            f"{row.tiles_per_second:.0f}",
+            f"{row.tiles_per_cpu_second:.0f}",
+            f"{row.nmse:.3g}",
+        )
+    Console().print(table)
