@@ -1,0 +1,55 @@
+# The serving environment: interpreter, vLLM, this project, its kernels. `bin/sparkloom agent` is what a node runs.
+{
+  lib,
+  callPackage,
+  makeWrapper,
+  symlinkJoin,
+  pythonPackages,
+  cudaPackages,
+  sparkloom-kernels,
+  rdma-core,
+  stdenv,
+}:
+let
+  project = callPackage ../sparkloom.nix {
+    inherit pythonPackages;
+    library = true;
+  };
+  # Wheels of one vendor share folders and even files (nvidia/__init__.py).
+  environment = (pythonPackages.python.withPackages (_: pythonPackages.poetryPackages ++ [ project ])).override {
+    ignoreCollisions = true;
+  };
+  nvcc = lib.getBin cudaPackages.cuda_nvcc;
+in
+symlinkJoin {
+  name = "sparkloom-env-${project.version}";
+  paths = [ environment ];
+  nativeBuildInputs = [ makeWrapper ];
+  # vLLM, Triton, TileLang and DeepGEMM compile at run time and look for the toolkit by these names; NCCL opens
+  # libibverbs by its bare name, and a missing one would mean a silent fall back to TCP.
+  postBuild = ''
+    for program in sparkloom vllm python python3; do
+      [ -e $out/bin/$program ] || continue
+      target=$(readlink -f $out/bin/$program)
+      rm $out/bin/$program
+      makeWrapper ${environment}/bin/$program $out/bin/$program \
+        --inherit-argv0 \
+        --set-default CUDA_HOME ${nvcc} \
+        --set-default TRITON_PTXAS_PATH ${nvcc}/bin/ptxas \
+        --set-default TRITON_LIBCUDA_PATH /run/opengl-driver/lib \
+        --set-default SPARKLOOM_KERNELS ${sparkloom-kernels} \
+        --prefix PATH : ${lib.makeBinPath [ stdenv.cc nvcc ]} \
+        --prefix LD_LIBRARY_PATH : /run/opengl-driver/lib:${lib.makeLibraryPath [ rdma-core stdenv.cc.cc ]}
+    done
+  '';
+  passthru = {
+    inherit environment project;
+    inherit (pythonPackages) python;
+  };
+  meta = {
+    description = "Serving environment of Sparkloom";
+    license = lib.licenses.mit;
+    mainProgram = "sparkloom";
+    platforms = lib.platforms.linux;
+  };
+}
