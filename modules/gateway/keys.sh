@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Usage: sparkloom-gateway-keys FOLDER. Reads $CREDENTIALS_DIRECTORY/clients (lines `NAME KEY` or `KEY`) and, where it
 # is, $CREDENTIALS_DIRECTORY/engine (the engine's own key); writes FOLDER/keys.map and FOLDER/upstream.conf for nginx.
 folder=$1

@@ -1,0 +1,14 @@
+# Rank 0: serves the API on loopback. The gateway below opens it to the network when you have a certificate and keys.
+{
+  imports = [ ./common.nix ];
+  networking.hostName = "spark-head";
+
+
+  # services.sparkloom.gateway = {
+  #   enable = true;
+  #   serverName = "spark.example.org";
+  #   certificate = "/var/lib/acme/spark.example.org/fullchain.pem";
+  #   certificateKey = "/var/lib/acme/spark.example.org/key.pem";
+  #   keyFile = "/etc/sparkloom/gateway.keys";
+  # };
+}
