@@ -5,6 +5,9 @@ from __future__ import annotations
 COMMANDS: dict[str, tuple[str, str]] = {
     "schema": ("sparkloom.cli.schema", "print the JSON Schema of the cluster file"),
     "validate": ("sparkloom.cli.validate", "check a cluster file, all problems at once"),
+    "explain": ("sparkloom.cli.explain", "show every final value and where it came from"),
+    "render": ("sparkloom.cli.render", "print flags and environment of one rank"),
+    "plan": ("sparkloom.cli.plan", "sum up the memory of every node and say whether it fits"),
     "exl3": ("sparkloom.cli.exl3", "inspect, quantize and make EXL3 checkpoints"),
     "plugin": ("sparkloom.cli.plugin", "prove that vLLM sees the EXL3 plug-in"),
     "demo": ("sparkloom.cli.demo", "a two-node pair on this machine, no GPU needed"),

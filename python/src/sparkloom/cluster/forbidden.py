@@ -6,22 +6,28 @@ import re
 from collections.abc import Iterator
 
 from sparkloom.cluster.checks import Problem
-from sparkloom.cluster.model import DrafterKind
+from sparkloom.cluster.model import DrafterKind, Geometry
 from sparkloom.cluster.operation import Platform
 from sparkloom.cluster.owned import OWNED_ENV, OWNED_FLAGS, SECRET_NAME, normal_flag
 from sparkloom.cluster.settings import Settings, settings
 from sparkloom.cluster.types import Cluster
+from sparkloom.plan.kv import Layout
+from sparkloom.plan.layouts import layout_of
 
 FP8_KV = ("fp8", "fp8_e4m3", "fp8_ds_mla")
-BLOCK = 4608
+SMALLEST_DRAFT_BLOCK = 256
 
 
 def forbidden(cluster: Cluster) -> list[Problem]:
     """Every forbidden combination in `cluster`."""
     found = settings(cluster)
-    rules = [_moe, _kv_dtype, _draft, _batch, _vision, _cache, _prefill_patch]
+    rules = [_moe, _kv_dtype, _draft, _batch, _vision, _cache, _pool, _prefill_patch]
     problems = [problem for rule in rules for problem in rule(cluster, found)]
     return problems + list(_extra_args(cluster)) + list(_extra_env(cluster))
+
+
+def _glm(cluster: Cluster) -> bool:
+    return cluster.model.geometry is Geometry.glm_flash
 
 
 def _cuda(cluster: Cluster) -> bool:
@@ -41,7 +47,7 @@ def _moe(cluster: Cluster, _: Settings) -> Iterator[Problem]:
 
 def _kv_dtype(cluster: Cluster, _: Settings) -> Iterator[Problem]:
     dtype = cluster.serving.kv_cache_dtype
-    if _cuda(cluster) and cluster.model.geometry.value == "glm-5.3-flash" and dtype not in FP8_KV:
+    if _cuda(cluster) and _glm(cluster) and dtype not in FP8_KV:
         yield Problem(
             "serving.kv_cache_dtype",
             dtype,
@@ -87,12 +93,14 @@ def _draft(cluster: Cluster, found: Settings) -> Iterator[Problem]:
             "use 7 or fewer",
         )
     block = cluster.patches.draft_kv_block_tokens
-    if block is not None and (BLOCK % block or block % 64):
+    manager = layout_of(cluster, found).block_tokens
+    if block is not None and (manager % block or block % 64):
+        good = [b for b in range(manager, SMALLEST_DRAFT_BLOCK - 1, -64) if manager % b == 0]
         yield Problem(
             "patches.draft_kv_block_tokens",
             block,
-            f"the manager block of {BLOCK} tokens is no multiple of it, or it is no multiple of 64",
-            "use 2304, 1536, 1152 or 768",
+            f"it must be a multiple of 64 and divide the manager block of {manager} tokens",
+            f"use one of {', '.join(map(str, good))}",
         )
 
 
@@ -163,13 +171,53 @@ def _cache(cluster: Cluster, found: Settings) -> Iterator[Problem]:
             "prefix caching is off",
             "leave it out or turn serving.prefix_caching on",
         )
-    elif retention % BLOCK and _cuda(cluster):
-        down, up = retention // BLOCK * BLOCK, (retention // BLOCK + 1) * BLOCK
+    elif retention and _glm(cluster) and retention % (block := layout_of(cluster, found).block_tokens):
+        down, up = retention // block * block, (retention // block + 1) * block
         yield Problem(
             "serving.prefix_cache_retention_tokens",
             retention,
-            f"state is kept only at multiples of the block of {BLOCK} tokens",
+            f"state is kept only at multiples of the block of {block} tokens",
             f"use {up}" + (f" or {down}" if down else ""),
+        )
+
+
+def _pool(cluster: Cluster, found: Settings) -> Iterator[Problem]:
+    """The pool must hold one request of the full context, and no machine may be smaller than the sum."""
+    pool = found.kv_cache_bytes
+    if pool is None:
+        yield Problem(
+            "serving.kv_cache_bytes",
+            None,
+            "the geometry of this model is not known, so the pool cannot be computed",
+            "give the pool in bytes, for example 8589934592",
+        )
+        return
+    if not _glm(cluster) or cluster.serving.kv_cache_bytes is None:
+        return
+    layout: Layout = layout_of(cluster, found)
+    needed = layout.needed_bytes(found.context_tokens, found.max_sequences)
+    if pool < needed:
+        largest = layout.largest_context(pool, found.max_sequences, found.context_tokens)
+        yield Problem(
+            "serving.kv_cache_bytes",
+            pool,
+            f"{found.context_tokens} tokens beside {found.max_sequences - 1} other requests need {needed}",
+            f"give at least {needed}, or lower context_tokens to {largest}"
+            if largest
+            else f"give at least {needed}, or lower max_sequences",
+        )
+        return
+    from sparkloom.plan.needs import needs
+
+    rest = max(sum(item.bytes for item in needs(cluster, node, 0)) for node in cluster.nodes)
+    if pool + rest > cluster.memory.total_bytes:
+        yield Problem(
+            "serving.kv_cache_bytes",
+            pool,
+            f"pinned above the plan: with {rest} bytes for weights, activation reserve and host floor it "
+            f"exceeds the {cluster.memory.total_bytes} bytes of a node; vLLM takes no activation reserve off "
+            "a pinned pool and would die at the first long prompt",
+            f"give at most {max(0, cluster.memory.total_bytes - rest)}, or leave it out",
         )
 
 

@@ -134,6 +134,8 @@ OWNED_ENV: dict[str, str] = {
     "NCCL_MAX_NCHANNELS": "fabric.nccl_channels",
     "NCCL_BUFFSIZE": "fabric.nccl_buffer_bytes",
     "NCCL_IGNORE_CPU_AFFINITY": "nothing: it is set",
+    "NCCL_NVLS_ENABLE": "nothing: there is no NVLink switch",
+    "NCCL_CUMEM_ENABLE": "nothing: it stays off on unified memory",
     "SPARKLOOM_EXL3_BACKEND": "serving.exl3_backend",
     "SPARKLOOM_CLUSTER_DIGEST": "nothing: it is computed",
     "SPARKLOOM_PATCHES": "patches",

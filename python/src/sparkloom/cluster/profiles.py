@@ -37,6 +37,13 @@ class Profile:
     values: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """A number of tokens given in blocks of the KV pool, whose size follows from the drafter."""
+
+    count: int
+
+
 def _profile(trade: str, **values: Any) -> Profile:
     return Profile(trade, MappingProxyType({key.replace("__", "."): v for key, v in values.items()}))
 
@@ -54,24 +61,27 @@ PROFILES: Mapping[ProfileName, Profile] = MappingProxyType(
         ),
         ProfileName.long_context: _profile(
             "One or two very long conversations: up to 786,432 tokens and the fastest prefill, at the cost "
-            "of concurrency (two requests) and of images (four).",
+            "of concurrency (two requests) and of images (four in flight).",
             serving__context_tokens=786_432,
             serving__max_sequences=2,
             serving__max_batched_tokens=7168,
             serving__long_prefill_tokens=0,
-            serving__default_effort="high",
             vision__max_images=4,
+            vision__max_images_in_flight=4,
+            vision__processor_cache_bytes=GIB // 4,
             patches__fair_prefill="stock",
         ),
         ProfileName.agents: _profile(
             "Coding agents with long shared prompts: state checkpoints are kept so that edits and branches "
             "hit the prefix cache, at the cost of pool blocks (fewer conversations stay cached).",
             serving__context_tokens=262_144,
-            serving__max_sequences=6,
-            serving__max_batched_tokens=7168,
-            serving__prefix_cache_retention_tokens=13_824,
-            serving__default_effort="high",
+            serving__max_sequences=4,
+            serving__max_batched_tokens=4608,
+            serving__long_prefill_tokens=3584,
+            serving__prefix_cache_retention_tokens=Blocks(3),
             vision__max_images=8,
+            vision__max_images_in_flight=8,
+            vision__processor_cache_bytes=GIB // 2,
             patches__fair_prefill="fair",
         ),
         ProfileName.no_drafter: _profile(
@@ -129,6 +139,8 @@ CPU_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "patches.spin_window_ms": 0.3,
         "patches.default_new_tokens": 256,
         "patches.fair_prefill": "stock",
+        "memory.engine_init_bytes": 2 * GIB,
+        "memory.host_floor_bytes": GIB // 2,
     }
 )
 """The same for the CPU platform, where a profile's GPU-sized values would make no sense: there these come

@@ -45,7 +45,8 @@ class Vision(Section):
     processor_cache_bytes: Bytes | None = None
     """Host cache of prepared images (--mm-processor-cache-gb). null: the profile's, else 1 GiB."""
     max_images_in_flight: Annotated[int, Field(ge=1, le=512)] = 16
-    """Images that may be encoded at once over all requests; the plan reserves their activations."""
+    """Images over all requests at once that the plan reserves host memory for, never fewer than one full
+    request's."""
 
 
 class Serving(Section):

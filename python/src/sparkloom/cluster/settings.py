@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
-from sparkloom.cluster.model import DrafterKind
+from sparkloom.cluster.model import DrafterKind, Geometry
 from sparkloom.cluster.operation import Platform
-from sparkloom.cluster.profiles import CPU_DEFAULTS, MODEL_DEFAULTS, PROFILES
+from sparkloom.cluster.profiles import CPU_DEFAULTS, MODEL_DEFAULTS, PROFILES, Blocks
 from sparkloom.cluster.schema import walk
 from sparkloom.cluster.serving import Effort, FairPrefill
 from sparkloom.cluster.types import Cluster
+
+if TYPE_CHECKING:
+    from sparkloom.plan.kv import Layout
 
 
 class Origin(StrEnum):
@@ -37,7 +41,7 @@ class Sourced:
 class Settings:
     """Every value that a profile or a rule may decide, concrete. Names follow the cluster file.
 
-    `kv_cache_bytes` is None where the plan decides it (see `sparkloom.plan`).
+    `kv_cache_bytes` is None only for a model of unknown geometry whose file does not say it.
     """
 
     drafter: DrafterKind
@@ -69,12 +73,20 @@ DRAFT_TOKENS = {DrafterKind.dflash2: 7, DrafterKind.mtp: 2, DrafterKind.none: 0}
 def sourced(cluster: Cluster) -> dict[str, Sourced]:
     """Every field of the cluster file outside `nodes` as path -> final value with origin."""
     found: dict[str, Sourced] = {}
-    for path, field in walk():
-        if path.startswith("nodes[]."):
-            continue
-        found[path] = _one(cluster, path, field.get_default(call_default_factory=True))
+    for path, default in _fields():
+        found[path] = _one(cluster, path, default)
     _derived(cluster, found)
     return found
+
+
+@cache
+def _fields() -> tuple[tuple[str, Any], ...]:
+    """Every field outside `nodes` with its default."""
+    return tuple(
+        (path, field.get_default(call_default_factory=True))
+        for path, field in walk()
+        if not path.startswith("nodes[].")
+    )
 
 
 def _one(cluster: Cluster, path: str, default: Any) -> Sourced:
@@ -116,13 +128,39 @@ def _derived(cluster: Cluster, found: dict[str, Sourced]) -> None:
     if kind is DrafterKind.none:
         found["drafter.tokens"] = Sourced(0, found["drafter.tokens"].origin, "no drafter")
     tokens = found["drafter.tokens"].value
+    retention = found["serving.prefix_cache_retention_tokens"]
+    if isinstance(retention.value, Blocks):
+        blocks = retention.value.count
+        value = blocks * _layout(cluster, found).block_tokens
+        note = f"{retention.note}, {blocks} blocks"
+        found["serving.prefix_cache_retention_tokens"] = Sourced(value, retention.origin, note)
     sizes = graph_sizes(tokens, found["serving.max_sequences"].value)
     fill("serving.cuda_graph_sizes", list(sizes), "from drafter tokens and max_sequences")
     if cluster.engine.platform is Platform.cpu:
         fill("engine.omp_threads", 1, "CPU platform")
-    fill("serving.kv_cache_bytes", None, "what context and sequences need, see `sparkloom plan`")
+    if found["serving.kv_cache_bytes"].value is None and cluster.model.geometry is Geometry.glm_flash:
+        fill("serving.kv_cache_bytes", _pool_bytes(cluster, found), "what context and sequences need")
     fill("model.manifest", f"{cluster.model.path}/sparkloom-manifest.json", "beside the checkpoint")
     fill("engine.command", ["python", "-m", "sparkloom.vllm.serve"], "this project's launcher")
+
+
+def _layout(cluster: Cluster, found: Mapping[str, Sourced]) -> Layout:
+    from sparkloom.plan.kv import layout
+
+    return layout(
+        cluster.world,
+        found["drafter.kind"].value,
+        found["drafter.tokens"].value,
+        prefix_caching=found["serving.prefix_caching"].value,
+        batched_tokens=found["serving.max_batched_tokens"].value,
+        draft_block_tokens=cluster.patches.draft_kv_block_tokens,
+    )
+
+
+def _pool_bytes(cluster: Cluster, found: Mapping[str, Sourced]) -> int:
+    return _layout(cluster, found).needed_bytes(
+        found["serving.context_tokens"].value, found["serving.max_sequences"].value
+    )
 
 
 def graph_sizes(draft_tokens: int, max_sequences: int) -> tuple[int, ...]:
