@@ -15,7 +15,7 @@ rank, port, answer, behaviour = sys.argv[1:]
 if behaviour == f"die-{rank}":
     print("ERROR worker.py:1 RuntimeError: no such shard", flush=True)
     sys.exit(0)
-if rank == "1" or behaviour == "silent":
+if rank == "1" or behaviour in ("silent", "die-1"):
     print("waiting", flush=True)
     while True:
         if behaviour == "die-late" and os.path.exists(answer):

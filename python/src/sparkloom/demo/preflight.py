@@ -39,8 +39,8 @@ def read_key(path: Path | None) -> str:
 
 
 def check_packages() -> None:
-    """Errors: RESOURCE when vLLM is not installed."""
-    for name in ("vllm", "torch", "transformers"):
+    """Errors: RESOURCE when what the demo imports is not installed."""
+    for name in ("vllm", "torch", "transformers", "gguf"):
         if importlib.util.find_spec(name) is None:
             raise SparkloomError(
                 f"the Python package {name} is not installed in this environment",

@@ -8,6 +8,7 @@ hard links into `parts/`. A checkpoint's manifest is written last; without it no
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import shutil
@@ -224,7 +225,7 @@ def encoded_name(layer: int, options: Options) -> str:
 
 def encode_layer(layer: int, rewrite: Rewrite, source: Source, options: Options) -> dict[str, NDArray[Any]]:
     """One layer's experts as EXL3 tensors: trellis, suh, svh and the codebook's marker."""
-    from sparkloom.exl3 import encode
+    encode = importlib.import_module("sparkloom.exl3").encode
 
     tensors: dict[str, NDArray[Any]] = {}
     for number, (name, weight) in enumerate(rewrite.experts_of(layer, source)):

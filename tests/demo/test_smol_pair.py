@@ -1,0 +1,175 @@
+"""The demo as a person starts it, once: questions, parity, and the end of a broken pair.
+
+The tests run in this order on one start of the pair.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from smol_reference import Judge, dense, encoded_layers, prompt_ids, served, tensors
+
+from sparkloom.demo import launch, smol
+from sparkloom.demo.client import Client
+from sparkloom.demo.smol import Options
+from sparkloom.errors import Exit
+from sparkloom.parity import NEAR_TIES, Gate, Generation, compare
+from sparkloom.ranks import Pair, listener, procs
+
+pytestmark = pytest.mark.heavy
+TOKENS = 64
+
+
+@dataclass
+class Demo:
+    """A running `sparkloom demo run`."""
+
+    process: subprocess.Popen[str]
+    port: int
+    runtime: Path
+    output: list[str] = field(default_factory=list)
+    made: list[Generation] = field(default_factory=list)
+
+    def wait_for(self, words: str, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while not any(words in line for line in list(self.output)):
+            assert self.process.poll() is None, "".join(self.output)
+            assert time.monotonic() < end, "".join(self.output)
+            time.sleep(0.2)
+
+    def keepers(self) -> list[int]:
+        (record,) = self.runtime.glob("sparkloom/*/run.json")
+        return [pid for pid, _ in json.loads(record.read_text())["keepers"]]
+
+
+def free_port() -> int:
+    with listener(0) as s:
+        return int(s.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def model() -> smol.Prepared:
+    return smol.prepare(Options(layers=encoded_layers()), lambda *_: None)
+
+
+@pytest.fixture(scope="module")
+def demo(model: smol.Prepared, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
+    runtime = tmp_path_factory.mktemp("run")
+    port = free_port()
+    command = [sys.executable, "-u", "-m", "sparkloom", "demo", "run", "--port", str(port)]
+    command += ["--layers", str(encoded_layers()), "--log-folder", str(runtime / "logs")]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=dict(os.environ, XDG_RUNTIME_DIR=str(runtime), COLUMNS="200"),
+    )
+    running = Demo(process, port, runtime)
+    assert process.stdout
+    reader = threading.Thread(target=lambda: running.output.extend(process.stdout), daemon=True)  # type: ignore[arg-type]
+    reader.start()
+    yield running
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    reader.join(10)
+
+
+def test_pair_answers_sensibly(demo: Demo) -> None:
+    demo.wait_for("Serving until Ctrl-C", 420)
+    client = Client(demo.port)
+    for question, word in (
+        ("What is the capital of France?", "Paris"),
+        ("Name three primary colors.", "Blue"),
+        ("What is the opposite of hot?", "cold"),
+    ):
+        assert word in client.chat("smol", question, 24)
+    shown = "".join(demo.output)
+    for words in ("ranks up", "checked answer", "tokens/s", "MiB", "curl http://127.0.0.1"):
+        assert words in shown
+
+
+def test_pair_equals_transformers(demo: Demo, model: smol.Prepared) -> None:
+    prompts = prompt_ids(model.folder)
+    demo.made = served(demo.port, prompts, TOKENS)
+    judge = Judge.of(model.folder, dense(tensors(model.folder)))
+    want = [judge.greedy(ids, list(g.tokens)) for ids, g in zip(prompts, demo.made, strict=True)]
+    verdict = compare(want, demo.made, NEAR_TIES)
+    assert verdict.ok, verdict.as_dict()
+
+
+@pytest.mark.parametrize("damage", ["swap shards", "drop suh", "wrong codebook"])
+def test_gate_sees_damage(demo: Demo, model: smol.Prepared, damage: str) -> None:
+    """Negative control: one layer damaged in one way, and the same gate says no."""
+    found = tensors(model.folder)
+    stem = f"model.layers.{model.encoded[0]}.block_sparse_moe.experts"
+    if damage == "swap shards":  # the second rank's shard of two experts' down projections
+        a, b = (found[f"{stem}.{e}.w2.trellis"].copy() for e in (0, 1))
+        half = a.shape[0] // 2
+        a[half:], b[half:] = b[half:].copy(), a[half:].copy()
+        found |= {f"{stem}.0.w2.trellis": a, f"{stem}.1.w2.trellis": b}
+    elif damage == "drop suh":
+        for name in [n for n in found if n.startswith(stem) and n.endswith(".suh")]:
+            found[name] = np.ones_like(found[name])
+    else:
+        for name in [n for n in found if n.startswith(stem) and n.endswith(".mcg")]:
+            del found[name]
+            found[name[:-3] + "mul1"] = np.array(0x83DCD12D, np.uint32).view(np.int32)
+    judge = Judge.of(model.folder, dense(found))
+    some = list(zip(prompt_ids(model.folder), demo.made, strict=True))[:2]
+    broken = [judge.greedy(ids, list(g.tokens)) for ids, g in some]
+    gate = Gate(NEAR_TIES.logprob_bound, NEAR_TIES.tie_bound, NEAR_TIES.max_ties, min_prompts=2, min_tokens=1)
+    verdict = compare(broken, [g for _, g in some], gate)
+    assert not verdict.ok, damage
+
+
+def test_killed_worker_ends_the_pair(demo: Demo) -> None:
+    head, worker = demo.keepers()
+    table = procs.snapshot()
+    everyone = [p for k in (head, worker) for p in [table[k], *procs.descendants(k, table)]]
+    assert len(everyone) >= 6
+    for p in procs.descendants(worker, table):
+        procs.send(p, signal.SIGKILL)
+    assert demo.process.wait(60) == Exit.RANK
+    shown = "".join(demo.output)
+    assert "rank worker ended by SIGKILL" in shown
+    assert "mend:" in shown
+    assert not any(procs.same(p) for p in everyone)
+    assert list((demo.runtime / "sparkloom").iterdir()) == []
+
+
+def test_pair_equals_one_rank(demo: Demo, model: smol.Prepared, tmp_path: Path) -> None:
+    """TP=1 on one node says the same as TP=2 on two (which is down by now)."""
+    spec = launch.Spec(model.folder, served="smol")
+    with Pair("loopback", base=_folder(tmp_path)) as one:
+        port = free_port()
+        argv = launch.argv(spec, 0, "", 0, port, nodes=1)
+        env = launch.env(0, launch.available_cores(), nodes=1)
+        one.start("single", 0, argv, log=tmp_path / "single.log", env=env)
+        client = Client(port)
+        end = time.monotonic() + 300
+        while not client.healthy():
+            one.check()
+            assert time.monotonic() < end
+            time.sleep(0.5)
+        alone = served(port, prompt_ids(model.folder), TOKENS)
+    verdict = compare(alone, demo.made, NEAR_TIES)
+    assert verdict.ok, verdict.as_dict()
+
+
+def _folder(tmp_path: Path) -> Any:
+    base = tmp_path / "runs"
+    base.mkdir()
+    return base
