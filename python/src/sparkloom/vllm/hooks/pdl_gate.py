@@ -1,0 +1,40 @@
+"""Programmatic dependent launch off on compute capability 12.x.
+
+Why: vLLM turns PDL on for every capability from 9.0 up and offers no switch. On GB10 a race between dependent
+launches was reported on the state kernels of linear attention. Default on until a GB10 test shows it safe.
+Upstream: `CudaPlatform.is_arch_support_pdl` in `vllm/platforms/cuda.py` (0.33.0) returns `major >= 9`.
+Drop when: vLLM gates PDL by capability or by an environment variable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sparkloom.vllm.hooks.shape import expect_attribute
+
+
+def gated(original: Callable[[], bool], major: Callable[[], int]) -> Callable[[], bool]:
+    """The gate: False on 12.x, else what vLLM says. Both arguments are called late, never at install."""
+
+    def is_arch_support_pdl() -> bool:
+        return original() and major() != 12
+
+    return is_arch_support_pdl
+
+
+def install(_: object) -> None:
+    """Replace the platform's answer; touches no device."""
+    from vllm.platforms import current_platform
+
+    platform: Any = type(current_platform)
+    if not current_platform.is_cuda():
+        return
+
+    def major() -> int:
+        import torch
+
+        return int(torch.cuda.get_device_capability()[0])
+
+    original = expect_attribute("pdl_gate", platform, "is_arch_support_pdl")
+    platform.is_arch_support_pdl = staticmethod(gated(original, major))
