@@ -24,8 +24,7 @@ class NodeFabric(Section):
     """IPv4 address of this node on each rail. Rail i of every node must be in one subnet. Rendezvous,
     gloo and vLLM's own messages use the first."""
     interfaces: Annotated[list[NetDevice], Field(min_length=1, max_length=8)] | None = None
-    """Network devices, one per address. null: found at each start as the devices that hold the addresses.
-    Network devices, one per address. null: found at each start as the devices that hold the addresses."""
+    """Network devices, one per address. null: found at each start as the devices that hold the addresses."""
     rdma_devices: Annotated[list[RdmaDevice], Field(min_length=1, max_length=8)] | None = None
     """RDMA devices, one per address (NCCL_IB_HCA). null: found at each start as the devices behind the
     interfaces."""
@@ -54,8 +53,7 @@ class Fabric(Section):
     mtu: Annotated[int, Field(ge=1280, le=9978)] = 9000
     """MTU of every fabric interface in bytes. Both ends must have it; 1500 halves the bandwidth."""
     require_rdma: bool = True
-    """Refuse to serve when NCCL would fall back to TCP (NCCL_NET=IB). Has no meaning on the CPU platform.
-    Refuse to serve when NCCL would fall back to TCP (NCCL_NET=IB). Has no meaning on the CPU platform."""
+    """Refuse to serve when NCCL would fall back to TCP (NCCL_NET=IB). Has no meaning on the CPU platform."""
     nccl_debug: Annotated[str, Field(pattern="^(VERSION|WARN|INFO|TRACE)$")] = "INFO"
     """NCCL_DEBUG. INFO is what lets the agent see which transport NCCL chose."""
     nccl_channels: Annotated[int, Field(ge=1, le=64)] | None = None

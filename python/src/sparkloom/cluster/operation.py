@@ -73,8 +73,7 @@ class Deadlines(Section):
     memory_return_seconds: Seconds = 120.0
     """Until a stopped rank's memory is back on its node."""
     execute_seconds: Seconds = 300.0
-    """VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: one engine step. A first-request compilation counts against it.
-    VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: one engine step. A first-request compilation counts against it."""
+    """VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS: one engine step. A first-request compilation counts against it."""
     collective_seconds: Seconds = 120.0
     """--distributed-timeout-seconds and its CPU twin: a collective that waits for a dead peer."""
 
@@ -140,8 +139,7 @@ class Memory(Section):
     """CUDA context, NCCL and library workspaces. About 9 GiB were measured together with the activation
     peak, which the plan counts apart."""
     activation_reserve_bytes: Bytes | None = None
-    """Peak of one engine step. null: computed from max_batched_tokens, context and the model's geometry.
-    Peak of one engine step. null: computed from max_batched_tokens, context and the model's geometry."""
+    """Peak of one engine step. null: computed from max_batched_tokens, context and the model's geometry."""
     cuda_graph_bytes_per_size: Bytes = 128 * MIB
     """Memory of one captured graph size (estimate; vLLM logs the true sum)."""
     loader_ring_bytes: Bytes = 5_733_612_748
@@ -202,5 +200,4 @@ class Engine(Section):
     extra_args: Annotated[list[str], Field(max_length=64)] = Field(default_factory=list)
     """Further flags for vLLM, the same on every rank. Flags that this file owns are refused."""
     extra_env: dict[EnvName, str] = Field(default_factory=dict)
-    """Further environment, the same on every rank. Variables that this file owns and secrets are refused.
-    Further environment, the same on every rank. Variables that this file owns and secrets are refused."""
+    """Further environment, the same on every rank. Variables that this file owns and secrets are refused."""

@@ -53,8 +53,7 @@ def _tidy(node: Any) -> Any:
 
 
 def section_of(field: FieldInfo) -> type[BaseModel] | None:
-    """The section class behind a field (through Optional, list and Annotated), or None for a plain value.
-    The section class behind a field (through Optional, list and Annotated), or None for a plain value."""
+    """The section class behind a field (through Optional, list and Annotated), or None for a plain value."""
     return _section(field.annotation)
 
 

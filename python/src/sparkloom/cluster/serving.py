@@ -76,8 +76,7 @@ class Serving(Section):
     """Capture CUDA graphs. false renders --enforce-eager: slower, less memory, faster start. null: true
     (false on the CPU platform)."""
     cuda_graph_sizes: Annotated[list[Count], Field(min_length=1, max_length=64)] | None = None
-    """Token counts to capture. null: multiples of tokens+1 up to max_sequences, derived from the drafter.
-    Token counts to capture. null: multiples of tokens+1 up to max_sequences, derived from the drafter."""
+    """Token counts to capture. null: multiples of tokens+1 up to max_sequences, derived from the drafter."""
     long_prefill_tokens: Annotated[int, Field(ge=0, le=1_048_576)] | None = None
     """Most prefill tokens of one prompt in a step that other requests share (--long-prefill-token-
     threshold). 0: no limit. null: the profile's, else 3584."""
