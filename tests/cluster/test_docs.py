@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from sparkloom.cli.table import COMMANDS
 from sparkloom.cluster.reference import markdown, profiles_markdown
 from sparkloom.cluster.schema import section_of, walk
 from sparkloom.cluster.types import Cluster
+from sparkloom.errors import Exit
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -30,3 +32,16 @@ def test_knobs_name_fields_that_exist() -> None:
             if word.startswith("sparkloom ") or word.partition(".")[0].removesuffix("[]") not in sections:
                 continue
             assert word in known, word
+
+
+def test_every_command_has_a_row() -> None:
+    text = (DOCS / "cli.md").read_text()
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    named = {word.split()[0] for row in rows for word in re.findall(r"`([^`]+)`", row)}
+    missing = set(COMMANDS) - named
+    assert not missing, f"docs/cli.md: add a row for {', '.join(sorted(missing))}"
+
+
+def test_every_exit_code_is_documented() -> None:
+    text = (DOCS / "cli.md").read_text()
+    assert not [code for code in Exit if f"| {int(code)} | " not in text]

@@ -176,3 +176,34 @@ def test_command_validate(tmp_path: Path, pair: dict[str, Any], capsys: pytest.C
     error = json.loads(capsys.readouterr().out)["error"]
     assert {p["field"] for p in error["problems"]} == {"api.host", "api.key_file"}
     assert error["file"] == str(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        ({}, "cluster.api"),
+        ({"fabric": {"mtu": 1500}}, "cluster.fabric.mtu"),
+        ({"fabric": {"require_rdma": False}}, "cluster.fabric.require_rdma"),
+        ({"memory": {"drop_page_cache": False}}, "cluster.memory"),
+        ({"drafter": DFLASH, "serving": {"cuda_graphs": False}}, "cluster.drafter"),
+    ],
+)
+def test_warnings(
+    tmp_path: Path,
+    pair: dict[str, Any],
+    change: dict[str, Any],
+    check: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "cluster.json"
+    path.write_text(json.dumps({**pair, **change}))
+    assert run(["validate", str(path), "--format", "json"]) == Exit.OK
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    assert check in {finding["check"] for finding in findings}
+    assert all(finding["mend"] for finding in findings)
+    assert run(["validate", str(path), "--strict"]) == Exit.WARN
+
+
+def test_the_example_has_no_warnings() -> None:
+    example = Path(__file__).parents[2] / "docs" / "examples" / "cluster.json"
+    assert run(["validate", str(example), "--strict"]) == Exit.OK

@@ -15,11 +15,18 @@ ClusterArgument = Annotated[Path, typer.Argument(metavar="CLUSTER", help="Path o
 
 
 @app.command()
-def validate(cluster: ClusterArgument, format: FormatOption = Format.text) -> None:
-    """Check a cluster file. Exit code 0: good, 4: problems (all are listed)."""
+def validate(
+    cluster: ClusterArgument,
+    strict: Annotated[bool, typer.Option(help="Warnings make exit code 1.")] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """Check a cluster file. Exit code 0: good, 1: warnings with --strict, 4: problems (all are listed)."""
     from sparkloom.cluster import digest, load, settings
+    from sparkloom.cluster.notes import notes
+    from sparkloom.errors import Exit
 
     loaded = load(cluster)
+    found = notes(loaded)
     final = settings(loaded)
     document = {
         "valid": True,
@@ -28,12 +35,16 @@ def validate(cluster: ClusterArgument, format: FormatOption = Format.text) -> No
         "profile": loaded.profile.value,
         "nodes": [{"name": n.name, "role": n.role.value, "rank": i} for i, n in enumerate(loaded.ranks)],
         "digest": digest(loaded),
+        "findings": [finding.as_dict() for finding in found],
     }
     if format is Format.json:
         print_json(document)
-        return
+        raise typer.Exit(Exit.WARN if found and strict else Exit.OK)
     nodes = ", ".join(f"{n.name} (rank {i})" for i, n in enumerate(loaded.ranks))
     print(f"{cluster}: good")
     print(f"  profile  {loaded.profile.value}, drafter {final.drafter.value}, {final.context_tokens} tokens")
     print(f"  nodes    {nodes}")
     print(f"  digest   {document['digest']}")
+    for finding in found:
+        print(f"warn: {finding.summary}; {finding.mend}")
+    raise typer.Exit(Exit.WARN if found and strict else Exit.OK)

@@ -1,0 +1,64 @@
+"""Warnings of a valid cluster file: allowed, but somebody should know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from sparkloom.cluster.model import DrafterKind, Geometry
+from sparkloom.cluster.operation import Platform
+from sparkloom.cluster.settings import settings
+from sparkloom.cluster.types import Cluster
+from sparkloom.findings import Finding, warn
+
+MTU_RDMA = 4200  # smallest interface MTU that carries RDMA packets of 4096 bytes
+
+
+def notes(cluster: Cluster) -> list[Finding]:
+    """What is unusual in a checked cluster file."""
+    return list(_notes(cluster))
+
+
+def _notes(cluster: Cluster) -> Iterator[Finding]:
+    from sparkloom.plan.geometry import GLM_FLASH
+
+    final = settings(cluster)
+    cuda = cluster.engine.platform is Platform.cuda
+    glm = cluster.model.geometry is Geometry.glm_flash
+    if glm and not GLM_FLASH.divides(cluster.world):
+        yield warn(
+            "cluster.nodes",
+            f"the model's {GLM_FLASH.heads} heads do not divide by {cluster.world} ranks",
+            "use 1, 2 or 4 nodes; other numbers are planned with padding and are not served by vLLM 0.33",
+        )
+    if cuda and cluster.world > 1 and cluster.fabric.mtu < MTU_RDMA:
+        yield warn(
+            "cluster.fabric.mtu",
+            f"an MTU of {cluster.fabric.mtu} leaves RDMA packets of 1024 bytes or less: half the bandwidth",
+            "set fabric.mtu to 9000 and the same on the interfaces",
+        )
+    if cuda and cluster.world > 1 and not cluster.fabric.require_rdma:
+        yield warn(
+            "cluster.fabric.require_rdma",
+            "NCCL may fall back to TCP without a word",
+            "leave fabric.require_rdma out",
+        )
+    if any(len(node.fabric.addresses) == 1 for node in cluster.nodes) and cuda and cluster.world > 1:
+        yield warn(
+            "cluster.rails",
+            "one rail: a QSFP port has two halves, and one of them stays unused",
+            "give each node one address per half, in a subnet of its own",
+        )
+    if cluster.api.key_file is None and cuda:
+        yield warn("cluster.api", "the API asks for no key", "name a file in api.key_file")
+    if final.drafter is DrafterKind.dflash2 and not final.cuda_graphs:
+        yield warn(
+            "cluster.drafter",
+            "a drafter without CUDA graphs gains little",
+            "leave serving.cuda_graphs out",
+        )
+    if not cluster.memory.drop_page_cache and cuda:
+        yield warn(
+            "cluster.memory",
+            "cached files count as used memory: a start right after a copy of the weights will fail",
+            "leave memory.drop_page_cache out",
+        )
