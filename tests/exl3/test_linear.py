@@ -4,25 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from exl3_checkpoints import random_linear
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkloom import exl3
 from sparkloom.errors import SparkloomError
-
-
-def random_linear(
-    k: int = 256, n: int = 128, bits: float = 4, codebook: str = "mcg", seed: int = 0, bias: bool = False
-) -> exl3.Linear:
-    """Any bits are a valid trellis; the scales are those of a small layer."""
-    rng = np.random.default_rng(seed)
-    return exl3.Linear(
-        trellis=rng.integers(-32768, 32768, (k // 16, n // 16, int(16 * bits))).astype(np.int16),
-        suh=(rng.choice([-1, 1], k) * rng.uniform(0.01, 0.03, k)).astype(np.float16),
-        svh=(rng.choice([-1, 1], n) * rng.uniform(0.5, 1.5, n)).astype(np.float16),
-        codebook=codebook,
-        bias=rng.standard_normal(n).astype(np.float16) if bias else None,
-    )
 
 
 def relative_rms(found: np.ndarray, wanted: np.ndarray) -> float:

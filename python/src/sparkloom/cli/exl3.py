@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +15,27 @@ app = new_app("Inspect, quantize and make EXL3 checkpoints.")
 @app.callback()
 def _group() -> None:
     """Inspect, quantize and make EXL3 checkpoints."""
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="Checkpoint folder, or one .safetensors file.")],
+    every: Annotated[bool, typer.Option("--all", help="Every linear on its own line.")] = False,
+    strict: Annotated[bool, typer.Option(help="Warnings also end with a non-zero code.")] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """Show rate, codebook and shape of every EXL3 linear, and what is wrong. Ends with 3 if anything is."""
+    from sparkloom.exl3.inspect import inspect as inspect_
+    from sparkloom.exl3.show import print_inspection
+    from sparkloom.findings import exit_code
+
+    result = inspect_(path)
+    code = exit_code(result.findings, strict=strict)
+    if format is Format.json:
+        print_json({**result.as_dict(), "exit_code": int(code)})
+    else:
+        print_inspection(result, every=every)
+    raise typer.Exit(int(code))
 
 
 @app.command()
