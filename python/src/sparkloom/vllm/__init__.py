@@ -17,7 +17,12 @@ def register() -> None:
     global _registered
     if _registered:
         return
-    from sparkloom.vllm import spin
+    from vllm.model_executor.layers.quantization import register_quantization_config
 
+    from sparkloom.vllm import cpu, spin
+    from sparkloom.vllm.config import Exl3Config
+
+    register_quantization_config("exl3")(Exl3Config)
+    cpu.install()
     spin.install()
     _registered = True

@@ -14,7 +14,8 @@ per layer (`sparkloom.vllm.backends.select`), after the layer's weights are load
    shared expert on another stream meanwhile: share scratch with nobody but other layers' `apply`.
 
 Layout of the tensors is the checkpoint's own, cut for this rank, never repacked by the plug-in; a back end
-that wants another order makes it in `prepare()` and may drop what it no longer needs by `Tensor.set_()`.
+that wants another order makes it in `prepare()`, lets go of the trellis and sets `packed = False`: the
+plug-in then frees the layer's own trellis parameters.
 """
 
 from __future__ import annotations
@@ -120,7 +121,12 @@ class LinearTensors:
 
 
 class ExpertsKernel(ABC):
-    """Runs one layer's routed experts."""
+    """Runs one layer's routed experts.
+
+    `packed` tells whether the tensors' trellis is still needed after `prepare()`.
+    """
+
+    packed = True
 
     def prepare(self) -> None:  # noqa: B027  a back end without scratch needs none
         """Allocate scratch and warm up; called once, before vLLM measures memory."""
@@ -140,7 +146,12 @@ class ExpertsKernel(ABC):
 
 
 class LinearKernel(ABC):
-    """Runs one dense linear layer."""
+    """Runs one dense linear layer.
+
+    `packed` tells whether the tensors' trellis is still needed after `prepare()`.
+    """
+
+    packed = True
 
     def prepare(self) -> None:  # noqa: B027
         """Allocate scratch and warm up; called once, before vLLM measures memory."""
