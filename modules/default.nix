@@ -7,5 +7,6 @@
     ./fabric.nix
     ./host.nix
     ./gateway
+    ./monitoring
   ];
 }

@@ -13,7 +13,7 @@ let
   json = pkgs.formats.json { };
 
   said = fromSchema.sparse schema schema cfg.cluster;
-  plain = json.generate "cluster.json" (lib.recursiveUpdate said cfg.extraSettings);
+  plain = json.generate "cluster.json" cfg.clusterData;
   # The file that both ranks read is also checked by the program that reads it, at build time.
   validated = pkgs.runCommand "cluster.json" { nativeBuildInputs = [ cfg.validator ]; } ''
     sparkloom validate ${plain}
@@ -64,6 +64,7 @@ in
       internal = true;
       readOnly = true;
       default = lib.findFirst (node: node.name == cfg.node) null cfg.cluster.nodes;
+      defaultText = lib.literalMD "the entry of `node`";
       description = "The entry of this machine in `cluster.nodes`.";
     };
 
@@ -88,12 +89,13 @@ in
       description = "The cluster file as the agent reads it.";
     };
 
-    plainClusterFile = mkOption {
-      type = types.path;
+    clusterData = mkOption {
+      type = types.anything;
       internal = true;
       readOnly = true;
-      default = plain;
-      description = "The rendered cluster file before `validator` has seen it.";
+      default = lib.recursiveUpdate said cfg.extraSettings;
+      defaultText = lib.literalMD "what `cluster` and `extraSettings` say";
+      description = "Content of the cluster file: what differs from the schema's defaults.";
     };
   };
 }

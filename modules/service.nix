@@ -32,6 +32,11 @@ let
   hygiene = sections "sparkloom-hygiene.service" [ ];
   hygienePath = sections "sparkloom-hygiene.path" [ ];
 
+  # Folders that the cluster file puts outside the ones that systemd makes for the unit.
+  elsewhere = lib.subtractLists [ "/var/lib/sparkloom" "/var/cache/sparkloom" ] [
+    cluster.agent.state_directory
+    cluster.engine.cache_directory
+  ];
   rails = lib.optionals (cfg.fabric.enable or false && cfg.self != null && cfg.self.fabric.interfaces != null) (
     map (name: "${utils.escapeSystemdPath "/sys/subsystem/net/devices/${name}"}.device") cfg.self.fabric.interfaces
   );
@@ -82,7 +87,7 @@ let
         --volume ${values.cache_directory}:${values.cache_directory} \
         --volume ${cluster.model.path}:${cluster.model.path}:ro \
         --env CREDENTIALS_DIRECTORY="$credentials" --env WATCHDOG_USEC \
-        ${lib.escapeShellArg cluster.engine.image} agent ${values.cluster} --node ${lib.escapeShellArg cfg.node}
+        ${lib.escapeShellArg cluster.engine.image} ${values.cluster} --node ${lib.escapeShellArg cfg.node}
     '';
   };
 in
@@ -156,6 +161,7 @@ in
           # Running answers end before the agent does.
           ExecStop = "-${values.exec} drain";
         }
+        // lib.optionalAttrs (!container && elsewhere != [ ]) { ReadWritePaths = map (path: "-${path}") elsewhere; }
         // lib.optionalAttrs container {
           ExecStart = lib.getExe contained;
           ExecStop = [

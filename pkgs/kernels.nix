@@ -1,15 +1,20 @@
-# The project's own CUDA kernels, compiled for sm_121a by CMake.
+# The project's own CUDA kernels, compiled for sm_121a by CMake, as the library that torch loads.
 {
   lib,
   cmake,
   ninja,
   cudaPackages,
   gpuTarget,
+  sourcePython,
+  # null: only the static library, for a compile check that needs no torch.
+  torch ? sourcePython.python.pkgs.torch,
+  # Bit rates to build; null: all.
+  bits ? null,
 }:
 cudaPackages.backendStdenv.mkDerivation {
   pname = "sparkloom-kernels";
   inherit ((lib.importTOML ../python/pyproject.toml).project) version;
-  src = lib.cleanSource (if builtins.pathExists ../kernels then ../kernels else ./.);
+  src = lib.cleanSource ../kernels;
   nativeBuildInputs = [
     cmake
     ninja
@@ -18,7 +23,21 @@ cudaPackages.backendStdenv.mkDerivation {
   buildInputs = [ cudaPackages.cuda_cudart ];
   cmakeFlags = [
     (lib.cmakeFeature "CMAKE_CUDA_ARCHITECTURES" "${lib.replaceStrings [ "." ] [ "" ] gpuTarget}-real")
-  ];
+  ]
+  ++ lib.optional (torch != null) (
+    lib.cmakeFeature "TORCH_INCLUDE" "${torch}/${sourcePython.python.sitePackages}/torch/include"
+  )
+  ++ lib.optional (bits != null) (lib.cmakeFeature "SPARKLOOM_BITS" (toString bits));
+  postInstall = lib.optionalString (torch == null) ''
+    install -Dm644 libexl3.a $out/lib/libexl3.a
+  '';
+  doInstallCheck = true;
+  # The code in it must be for this chip: a build that lost the suffix would run without its matrix instructions.
+  installCheckPhase = ''
+    runHook preInstallCheck
+    find $out/lib -name '*exl3*' -print0 | xargs -0 grep --text --quiet sm_${lib.replaceStrings [ "." ] [ "" ] gpuTarget}
+    runHook postInstallCheck
+  '';
   meta = {
     description = "EXL3 kernels for the GB10 (sm_121a)";
     license = lib.licenses.mit;

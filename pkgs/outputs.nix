@@ -60,6 +60,7 @@ in
     fabric = withPackages ../modules/fabric.nix;
     host = withPackages ../modules/host.nix;
     gateway = withPackages ../modules/gateway;
+    monitoring = withPackages ../modules/monitoring;
     # The hardware module of nixos-dgx-spark, imported as it is.
     dgx-spark = {
       imports = [ (inputs.nixos-dgx-spark + "/modules/dgx-spark.nix") ];

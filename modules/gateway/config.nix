@@ -28,21 +28,20 @@ let
     }';'';
 
   methods = route: lib.concatStringsSep "|" (route.methods ++ lib.optional (lib.elem "GET" route.methods) "HEAD");
-  location = path: route: ''
-    location = ${path} {
-      if ($request_method !~ ^(${methods route})$) {
-        ${error 405 "invalid_request_error" "Method not allowed."}
-      }
-      ${lib.optionalString route.key ''
-        if ($sparkloom_client = "") {
-          return 401;
-        }
-        limit_req zone=sparkloom_requests burst=${toString burst} nodelay;
-        limit_conn sparkloom_streams ${toString streamsPerKey};
-      ''}proxy_pass http://sparkloom_engine;
-    }
-  '';
-  indent = lib.concatMapStringsSep "\n" (line: if line == "" then "" else "  ${line}");
+  block = name: lines: [ "${name} {" ] ++ map (line: "  ${line}") lines ++ [ "}" ];
+  location =
+    path: route:
+    block "location = ${path}" (
+      block "if ($request_method !~ ^(${methods route})$)" [ (error 405 "invalid_request_error" "Method not allowed.") ]
+      ++ lib.optionals route.key (
+        block ''if ($sparkloom_client = "")'' [ "return 401;" ]
+        ++ [
+          "limit_req zone=sparkloom_requests burst=${toString burst} nodelay;"
+          "limit_conn sparkloom_streams ${toString streamsPerKey};"
+        ]
+      )
+      ++ [ "proxy_pass http://sparkloom_engine;" ]
+    );
 in
 ''
   upstream sparkloom_engine {
@@ -50,6 +49,7 @@ in
     keepalive 16;
   }
 
+  map_hash_bucket_size 512;
   # Name of the client by its Authorization header; the keys are read from a file that is made at start.
   map $http_authorization $sparkloom_client {
     default "";
@@ -107,7 +107,7 @@ in
       ${error 503 "overloaded_error" "The model is starting or its queue is full. Retry after the time in Retry-After."}
     }
 
-  ${indent (lib.splitString "\n" (lib.concatStrings (lib.mapAttrsToList location routes)))}
+    ${lib.concatStringsSep "\n    " (lib.concatLists (lib.mapAttrsToList location routes))}
     location / {
       ${error 404 "invalid_request_error" "There is no such route."}
     }

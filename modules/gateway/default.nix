@@ -29,7 +29,7 @@ let
   # One line per key: `NAME KEY`, or `KEY` alone. Writes what nginx includes; no key is ever in an argument.
   keys = pkgs.writeShellApplication {
     name = "sparkloom-gateway-keys";
-    runtimeInputs = [ pkgs.coreutils ];
+    runtimeInputs = [ pkgs.coreutils pkgs.gnused ];
     text = builtins.readFile ./keys.sh;
   };
 in
@@ -140,6 +140,7 @@ in
       internal = true;
       readOnly = true;
       default = text;
+      defaultText = lib.literalMD "the text for nginx";
       description = "The rendered configuration.";
     };
   };

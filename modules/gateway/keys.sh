@@ -22,7 +22,10 @@ while read -r first second rest || [[ -n $first ]]; do
     [[ $name =~ ^[A-Za-z0-9_.-]+$ ]] || fail "the name in line $number of the key file" "use letters, digits and _ . -"
     [[ $key =~ ^[A-Za-z0-9_.~+/=-]{16,256}$ ]] ||
         fail "the key in line $number of the key file" "use 16 to 256 letters, digits and _ . ~ + / = -"
-    map+="\"Bearer $key\" \"$name\";"$'\n'
+    # A plain string in a map of nginx is compared without regard to case; a regular expression is exact.
+    # shellcheck disable=SC2001
+    exact=$(sed 's/[^A-Za-z0-9]/\\&/g' <<<"$key")
+    map+="\"~^Bearer $exact\$\" \"$name\";"$'\n'
     seen=$((seen + 1))
 done <"$clients"
 ((seen > 0)) || fail "the key file names no key" "write one NAME KEY per line"

@@ -37,7 +37,7 @@ symlinkJoin {
         --set-default CUDA_HOME ${nvcc} \
         --set-default TRITON_PTXAS_PATH ${nvcc}/bin/ptxas \
         --set-default TRITON_LIBCUDA_PATH /run/opengl-driver/lib \
-        --set-default SPARKLOOM_KERNELS ${sparkloom-kernels} \
+        --set-default SPARKLOOM_KERNELS ${sparkloom-kernels}/lib \
         --prefix PATH : ${lib.makeBinPath [ stdenv.cc nvcc ]} \
         --prefix LD_LIBRARY_PATH : /run/opengl-driver/lib:${lib.makeLibraryPath [ rdma-core stdenv.cc.cc ]}
     done
