@@ -3,6 +3,9 @@
   imports = [ ./common.nix ];
   networking.hostName = "spark-head";
 
+  # Prometheus with alert rules on loopback, and Grafana with a dashboard made for unified memory:
+  # services.sparkloom.monitoring.enable = true;
+  # services.sparkloom.monitoring.grafana.enable = true;
 
   # services.sparkloom.gateway = {
   #   enable = true;

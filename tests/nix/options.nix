@@ -1,0 +1,52 @@
+# The option tree of `services.sparkloom` and the messages of bad configurations, without the rest of NixOS.
+{ tree }:
+let
+  lib = import (tree + "/nixpkgs-mini/lib");
+  pkgs = import (tree + "/nixpkgs-mini") { system = "aarch64-linux"; };
+  # Stands in for every option of NixOS that the modules set or read.
+  rest = {
+    options = {
+      assertions = lib.mkOption {
+        type = lib.types.listOf lib.types.unspecified;
+        default = [ ];
+      };
+    }
+    // lib.genAttrs [ "boot" "networking" "systemd" ] (_: lib.mkOption { type = lib.types.anything; })
+    // {
+      services.nginx = lib.mkOption { type = lib.types.anything; };
+    };
+    config = {
+      _module.args = { inherit pkgs; };
+      boot.kernel.sysctl = { };
+      services.sparkloom.node = lib.mkDefault "spark-head";
+      services.sparkloom.package = pkgs.hello;
+      services.sparkloom.validator = null;
+    };
+  };
+  modules = [
+    rest
+    ../../modules/options.nix
+    ../../modules/assertions.nix
+    ../../modules/fabric.nix
+    ../../modules/gateway
+  ];
+  good = import ./pair.nix;
+  evaluate = extra: (lib.evalModules { modules = modules ++ [ good ] ++ extra; }).config;
+  messages = extra: map (a: a.message) (builtins.filter (a: !a.assertion) (evaluate extra).assertions);
+  shown = lib.evalModules { inherit modules; };
+  documented = builtins.filter (o: lib.hasPrefix "services.sparkloom" o.name) (lib.optionAttrSetToDocList shown.options);
+in
+{
+  options = map (o: {
+    inherit (o) name type description;
+    default = o.default.text or null;
+    internal = o.internal or false;
+  }) documented;
+  good = messages [ ];
+  bad = lib.mapAttrs (_: bad: messages [ bad.config ]) (import ./bad.nix { inherit lib; });
+  expected = lib.mapAttrs (_: bad: bad.says) (import ./bad.nix { inherit lib; });
+  # Values that the type itself refuses: evaluation of that one field must fail.
+  refused = lib.mapAttrs (
+    _: bad: !(builtins.tryEval (builtins.deepSeq (evaluate [ bad ]).services.sparkloom.cluster true)).success
+  ) (import ./refused.nix);
+}
