@@ -17,6 +17,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "quality": ("sparkloom.cli.quality", "distance of a model from its teacher; gate for long answers"),
     "probe": ("sparkloom.cli.probe", "checked answers from an OpenAI server"),
     "units": ("sparkloom.cli.units", "write the systemd units of one node (DGX OS)"),
+    "weights": ("sparkloom.cli.weights", "fetch, verify, bundle and share the pinned weights"),
     "preflight": ("sparkloom.cli.preflight", "is this node ready for a rank?"),
     "capture": ("sparkloom.cli.capture", "save what the checks read, redacted, to send or to test with"),
 }
