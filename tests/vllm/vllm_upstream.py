@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.util
+import os
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,11 @@ import pytest
 
 @cache
 def folder() -> Path:
-    """The folder of the installed package `vllm`; skips the test where there is none."""
+    """The folder of the installed package `vllm` (or of the one unpacked at SPARKLOOM_VLLM_SOURCES, to look
+    at another version); skips the test where there is none.
+    """
+    if given := os.environ.get("SPARKLOOM_VLLM_SOURCES"):
+        return Path(given)
     spec = importlib.util.find_spec("vllm")
     if spec is None or spec.origin is None:
         pytest.skip("vLLM is not installed: its sources cannot be compared")

@@ -70,3 +70,36 @@ def bench(
             f"{row.nmse:.3g}",
         )
     Console().print(table)
+
+
+@app.command("tiny-glm")
+def tiny_glm(
+    target: Annotated[Path, typer.Argument(metavar="DST", help="New or empty folder.")],
+    seed: Annotated[int, typer.Option(help="Another seed gives another model.")] = 0,
+    format: FormatOption = Format.text,
+) -> None:
+    """Make a tiny random checkpoint of the true GLM-5.3-Flash architecture with EXL3 experts, in seconds."""
+    from sparkloom import tiny
+
+    made = tiny.write(target, seed=seed)
+    if format is Format.json:
+        print_json(made)
+    else:
+        what = f"{made['tensors']} tensors in {made['shards']} shards, {made['bytes'] / 1e6:.1f} MB"
+        print(f"{made['path']}: {what}")
+
+
+@app.command()
+def dense(
+    source: Annotated[Path, typer.Argument(metavar="SRC", help="EXL3 checkpoint.")],
+    target: Annotated[Path, typer.Argument(metavar="DST", help="New folder.")],
+    format: FormatOption = Format.text,
+) -> None:
+    """Write a copy with every EXL3 matrix decoded to float32; any engine loads it."""
+    from sparkloom.vllm.dense import write_dense
+
+    count = write_dense(source, target)
+    if format is Format.json:
+        print_json({"path": str(target), "decoded": count})
+    else:
+        print(f"{target}: {count} matrices decoded")

@@ -25,7 +25,7 @@ class Shape:
     kda_head: int = 64  # 128
     q_rank: int = 128  # 1,536
     kv_rank: int = 512  # 512
-    index_heads: int = 4  # 64
+    index_heads: int = 16  # 64; with few, all may score a pool 0, and ties make the choice arbitrary
     index_dim: int = 128  # 128
     index_topk: int = 64  # 2,048
     pool: int = 4  # 4
