@@ -39,6 +39,59 @@ def inspect(
 
 
 @app.command()
+def quantize(
+    source: Annotated[Path, typer.Argument(help="Checkpoint folder (or one file) with float weights.")],
+    target: Annotated[Path, typer.Argument(help="New folder; one that was begun is gone on with.")],
+    bits: Annotated[float, typer.Option(help="1 to 8, or 1.5, 2.5, 3.5 with mul1.")] = 4,
+    codebook: Annotated[str, typer.Option(help="mcg, mul1 or 3inst.")] = "mcg",
+    include: Annotated[
+        list[str] | None,
+        typer.Option(help="Tensor names to encode, as patterns; may be repeated. Default: '*.experts.*'."),
+    ] = None,
+    exclude: Annotated[list[str] | None, typer.Option(help="Names to leave as they are.")] = None,
+    rate: Annotated[list[str] | None, typer.Option(help="PATTERN=BITS: another rate for some.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the random signs.")] = 0,
+    share_suh: Annotated[bool, typer.Option(help="Same input scales for gate and up.")] = True,
+    skip_odd: Annotated[
+        bool, typer.Option("--skip-odd", help="Leave sizes native that are no multiples of 128.")
+    ] = False,
+    threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, write nothing.")] = False,
+    format: FormatOption = Format.text,
+) -> None:
+    """Write an EXL3 copy of a checkpoint, resumable, with the error of every tensor (no calibration)."""
+    from sparkloom.exl3 import quantize as work
+    from sparkloom.exl3 import show
+    from sparkloom.exl3.checkpoint import load
+    from sparkloom.exl3.options import INCLUDE, Options, parse_rates
+    from sparkloom.exl3.plan import make_plan
+
+    options = Options(
+        bits=bits,
+        codebook=codebook,
+        include=tuple(include or INCLUDE),
+        exclude=tuple(exclude or ()),
+        rates=parse_rates(rate or []),
+        seed=seed,
+        share_suh=share_suh,
+        skip_odd=skip_odd,
+    )
+    if dry_run:
+        plan = make_plan(load(source), options)
+        if format is Format.json:
+            print_json(plan.as_dict(options))
+        else:
+            show.print_plan(plan, options)
+        return
+    with show.progress_bar() as listener:
+        report = work.quantize(source, target, options, threads=threads, progress=listener)
+    if format is Format.json:
+        print_json(report)
+    else:
+        show.print_report(report)
+
+
+@app.command()
 def bench(
     bits: Annotated[list[float] | None, typer.Option(help="Rates to measure; may be repeated.")] = None,
     codebook: Annotated[str, typer.Option(help="mcg, mul1 or 3inst.")] = "mcg",

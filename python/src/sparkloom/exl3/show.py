@@ -1,15 +1,30 @@
-"""An inspection as text: linears that differ in numbers alone share a line."""
+"""Results as text: linears that differ in numbers alone share a line."""
 
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 from sparkloom.exl3.inspect import Inspection
+from sparkloom.exl3.options import Options
+from sparkloom.exl3.plan import Plan
+from sparkloom.exl3.quantize import Progress as WorkProgress
 from sparkloom.findings import print_text
 
 SHOWN = 20
@@ -71,3 +86,72 @@ def print_inspection(result: Inspection, *, every: bool = False) -> None:
             console.print(f"and {len(result.findings) - SHOWN} more (--format json lists all)")
     else:
         console.print("no problems found")
+
+
+def print_plan(plan: Plan, options: Options) -> None:
+    """What would be encoded, by families."""
+    console = Console(highlight=False)
+    rows: Counter[tuple[str, str, str]] = Counter()
+    for t in plan.targets:
+        rows[(family(t.key), f"{t.bits:g}", f"{t.k} x {t.n}")] += 1
+    table = Table("to encode", "bits", "k x n", "count")
+    for row, count in rows.items():
+        table.add_row(*map(escape, row), str(count))
+    console.print(table)
+    after = sum(shard.nbytes for shard in plan.shards)
+    tiles = sum(shard.tiles for shard in plan.shards)
+    console.print(f"{len(plan.shards)} files, {size(after)}; {tiles} tiles, codebook {options.codebook}")
+    _print_skipped(console, plan.skipped)
+
+
+def _print_skipped(console: Console, skipped: Mapping[str, str]) -> None:
+    rows = Counter((family(name), why) for name, why in skipped.items())
+    for (name, why), count in rows.items():
+        console.print(escape(f"stays native: {name} ({count}): {why}"))
+
+
+def print_report(report: Mapping[str, Any]) -> None:
+    """The outcome of `quantize`: sums, and the linears with the largest error."""
+    console = Console(highlight=False)
+    s = report["summary"]
+    worst = sorted(report["linears"], key=lambda n: -n["nmse"])[:5]
+    table = Table("largest errors", "bits", "k x n", "NMSE", title_justify="left")
+    for n in worst:
+        table.add_row(escape(n["name"]), f"{n['bits']:g}", f"{n['k']} x {n['n']}", f"{n['nmse']:.3g}")
+    console.print(table)
+    console.print(
+        f"{s['linears']} linears at {s['bits_per_weight']:g} bits per weight, mean NMSE {s['nmse_mean']:.3g};"
+        f" {size(s['nbytes_before'])} -> {size(s['nbytes_after'])}"
+    )
+    _print_skipped(console, report["skipped"])
+    console.print(escape(f"written: {report['target']} (errors of all: quantize-report.json)"))
+
+
+@contextmanager
+def progress_bar() -> Iterator[Callable[[WorkProgress], None]]:
+    """A bar on standard error: tiles, rate, time left, and the linear at work."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TextColumn("{task.completed}/{task.total} tiles"),
+        TextColumn("{task.fields[rate]}"),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("reading", total=None, rate="")
+        first: list[tuple[float, int]] = []
+
+        def listen(now: WorkProgress) -> None:
+            first[:] = first or [(time.monotonic(), now.done)]
+            seconds, tiles = time.monotonic() - first[0][0], now.done - first[0][1]
+            bar.update(
+                task,
+                description=escape(now.name or now.shard),
+                completed=now.done,
+                total=now.total,
+                rate=f"{tiles / seconds:.0f}/s" if seconds > 1 else "",
+            )
+
+        yield listen
