@@ -20,4 +20,5 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "weights": ("sparkloom.cli.weights", "fetch, verify, bundle and share the pinned weights"),
     "preflight": ("sparkloom.cli.preflight", "is this node ready for a rank?"),
     "capture": ("sparkloom.cli.capture", "save what the checks read, redacted, to send or to test with"),
+    "import-env": ("sparkloom.cli.import_env", "turn a recipe's environment file into a cluster file"),
 }

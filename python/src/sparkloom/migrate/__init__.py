@@ -1,0 +1,1 @@
+"""From the environment file of a published recipe to a cluster file."""
