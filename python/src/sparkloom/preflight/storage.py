@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from sparkloom.findings import Finding, fail, ok, warn
@@ -70,6 +71,23 @@ def check_disk(ctx: Context) -> list[Finding]:
 
 def _weight_bytes(ctx: Context) -> int:
     return int(GLM_BYTES * 1.02) if "GLM-5.3-Flash" in ctx.cluster.model.repo else GIB
+
+
+def check_weights(ctx: Context) -> list[Finding]:
+    """The pinned weights are here, complete and verified; metadata only, nothing is hashed."""
+    from sparkloom.weights.report import status_target
+    from sparkloom.weights.targets import targets_in
+
+    findings: list[Finding] = []
+    for target in targets_in(ctx.cluster):
+        place = ctx.root.resolve(str(target.path))
+        if not ctx.root.live and (place is None or not place.is_dir()):
+            text = unknown("weights", f"the {target.name}", str(target.path), ctx.root)
+            findings.append(warn(f"weights.{target.name}", text))
+            continue
+        _, found = status_target(replace(target, path=place or target.path))
+        findings += found
+    return findings
 
 
 def check_read_ahead(ctx: Context) -> Finding:

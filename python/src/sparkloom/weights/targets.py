@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sparkloom.errors import SparkloomError
 from sparkloom.weights.manifest import MANIFEST_NAME, Manifest, load_manifest
 from sparkloom.weights.places import Place, find_place
 from sparkloom.weights.verify import manifest_of_cache
+
+if TYPE_CHECKING:
+    from sparkloom.cluster import Cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,19 @@ class Target:
         return manifest_of_cache(place, self.repo, self.revision)
 
 
+def targets_in(cluster: Cluster) -> list[Target]:
+    """The snapshots that every node of a cluster needs."""
+    from sparkloom.cluster import settings
+    from sparkloom.cluster.model import DrafterKind
+
+    model, drafter = cluster.model, cluster.drafter
+    manifest = Path(model.manifest) if model.manifest else None
+    found = [Target("model", model.repo, model.revision, Path(model.path), manifest, model.fallback_repo)]
+    if settings(cluster).drafter is DrafterKind.dflash2:
+        found.append(Target("drafter", drafter.repo, drafter.revision, Path(drafter.path)))
+    return found
+
+
 def cluster_targets(path: Path, which: str = "all") -> list[Target]:
     """The snapshots of a cluster file.
 
@@ -54,20 +71,9 @@ def cluster_targets(path: Path, which: str = "all") -> list[Target]:
         path: the cluster file.
         which: `all`, `model` or `drafter`.
     """
-    from sparkloom.cluster import load, settings
-    from sparkloom.cluster.model import DrafterKind
+    from sparkloom.cluster import load
 
-    cluster = load(path)
-    model, drafter = cluster.model, cluster.drafter
-    found = [
-        Target(
-            "model", model.repo, model.revision, Path(model.path),
-            Path(model.manifest) if model.manifest else None, model.fallback_repo,
-        )
-    ]  # fmt: skip
-    if settings(cluster).drafter is DrafterKind.dflash2:
-        found.append(Target("drafter", drafter.repo, drafter.revision, Path(drafter.path)))
-    chosen = [target for target in found if which in ("all", target.name)]
+    chosen = [target for target in targets_in(load(path)) if which in ("all", target.name)]
     if not chosen:
         raise SparkloomError(
             f"this cluster has no {which}", file=path, field="drafter.kind",
