@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-TOKENS = 64
+TOKENS, BROKEN_TOKENS = 64, 16
 
 
 def main(checkpoint: str, prompts: str, out: str) -> None:
@@ -35,11 +35,12 @@ def main(checkpoint: str, prompts: str, out: str) -> None:
     kernel = layers[2].mlp.experts.routed_experts.quant_method.kernel
     sound = kernel.tensors, kernel.spec
     found = {}
-    for name, spoil in ((("sound"), None), *BREAKS.items()):
+    for name, spoil in (("sound", None), *BREAKS.items()):
         kernel.tensors, kernel.spec = sound if spoil is None else spoil(*sound)
         kernel.cached._items.clear()
         kernel.cached.bytes = 0
-        found[name] = [dataclasses.asdict(one) for one in from_engine(llm, asked, TOKENS)]
+        tokens = TOKENS if spoil is None else BROKEN_TOKENS
+        found[name] = [dataclasses.asdict(one) for one in from_engine(llm, asked, tokens)]
     Path(out).write_text(json.dumps(found))
 
 

@@ -277,8 +277,9 @@ def run_check(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_plugin_check_in_a_fresh_process() -> None:
     done = run_check("--format", "json", VLLM_PLUGINS="exl3")
     assert done.returncode == Exit.OK, done.stderr
-    found = json.loads(done.stdout)["plugin"]
+    found = json.loads(done.stdout)
     assert found["ok"]
+    assert found["verdict"] == "ok"
     assert found["entry_point"] == "sparkloom.vllm:register"
     assert found["backends"]["reference"] is None
 
@@ -293,6 +294,7 @@ def test_plugin_check_in_a_fresh_process() -> None:
 def test_plugin_check_says_no(env: dict[str, str], says: str) -> None:
     done = run_check("--format", "json", **env)
     assert done.returncode == Exit.CHECK
-    error = json.loads(done.stdout)["error"]
-    assert says in error["summary"]
-    assert error["mend"]
+    found = json.loads(done.stdout)
+    assert found["verdict"] == "fail"
+    assert says in found["problem"]
+    assert found["findings"][-1]["mend"]

@@ -12,6 +12,7 @@ import typer
 
 from sparkloom.cli.options import Format, FormatOption, new_app, print_json
 from sparkloom.errors import Exit, SparkloomError
+from sparkloom.findings import Finding, exit_code, fail, ok, print_text, report_dict
 
 app = new_app("Prove that vLLM sees the EXL3 plug-in.")
 
@@ -30,23 +31,47 @@ def check(
     format: FormatOption = Format.text,
 ) -> None:
     """Load the plug-in in a fresh process as vLLM does; exit code 3 if vLLM would not see it."""
-    found: dict[str, Any] = {"plugin": fresh_process()}
-    if not found["plugin"]["ok"]:
-        plugin = found["plugin"]
-        raise SparkloomError(
-            plugin["problem"],
-            detail=plugin["traceback"] or "",
-            mend=plugin["mend"],
-            code=Exit.RESOURCE if plugin["vllm"] is None else Exit.CHECK,
-        )
-    if model is not None:
+    plugin = fresh_process()
+    findings = findings_of(plugin)
+    found: dict[str, Any] = {**plugin, **report_dict(findings), "model": None}
+    if plugin["ok"] and model is not None:
         from sparkloom.vllm import survey
 
         found["model"] = survey.survey(model, tp)
+        findings.append(ok("model", f"{model} splits over {tp} ranks", "\n".join(lines_of(found["model"]))))
+        found |= report_dict(findings)
     if format is Format.json:
         print_json(found)
-        return
-    show(found)
+    else:
+        print_text(findings)
+    raise typer.Exit(Exit.RESOURCE if plugin["vllm"] is None else exit_code(findings))
+
+
+def findings_of(plugin: dict[str, Any]) -> list[Finding]:
+    """The self-check's answer as findings."""
+    found = []
+    if plugin["vllm"] is not None:
+        found.append(ok("plugin.vllm", plugin["vllm"]))
+    if plugin["entry_point"] is not None:
+        found.append(ok("plugin.entry_point", f"vllm.general_plugins: exl3 = {plugin['entry_point']}"))
+    if not plugin["ok"]:
+        return [*found, fail("plugin.load", plugin["problem"], plugin["mend"], plugin["traceback"] or "")]
+    found.append(ok("plugin.method", f"vLLM knows the method exl3, platform {plugin['platform']}"))
+    for name, reason in plugin["backends"].items():
+        found.append(ok(f"plugin.backend.{name}", "ready" if reason is None else f"not here: {reason}"))
+    nap = plugin["nap_us"]
+    found.append(ok("plugin.nap", f"readers nap {nap} us" if nap else "readers spin (enough cores)"))
+    if plugin["cpu_models"]:
+        found.append(ok("plugin.cpu_models", ", ".join(plugin["cpu_models"])))
+    return found
+
+
+def lines_of(model: dict[str, Any]) -> list[str]:
+    """One line per kind of matrix."""
+    return [
+        f"{g['matrices']} matrices of {g['bits']:g} bits {g['codebook']} in {g['layers']} layers: {g['name']}"
+        for g in model["groups"]
+    ]
 
 
 def fresh_process() -> dict[str, Any]:
@@ -69,23 +94,3 @@ def fresh_process() -> dict[str, Any]:
             code=Exit.CHECK,
         ) from None
     return found
-
-
-def show(found: dict[str, Any]) -> None:
-    """Print the findings for people."""
-    plugin = found["plugin"]
-    print(
-        f"ok: {plugin['vllm']} sees the method exl3 ({plugin['entry_point']}), platform {plugin['platform']}"
-    )
-    for name, reason in plugin["backends"].items():
-        print(f"  back end {name}: {'ready' if reason is None else reason}")
-    print(f"  reader's nap: {plugin['nap_us']} us" if plugin["nap_us"] else "  reader's nap: off")
-    if plugin["cpu_models"]:
-        print(f"  on this CPU: {', '.join(plugin['cpu_models'])}")
-    model = found.get("model")
-    if model is None:
-        return
-    print(f"ok: {model['path']} splits over {model['tp']} ranks")
-    for group in model["groups"]:
-        what = f"{group['matrices']} matrices of {group['bits']:g} bits {group['codebook']}"
-        print(f"  {what} in {group['layers']} layers: {group['name']}")

@@ -15,6 +15,8 @@ import sys
 import traceback
 from typing import Any
 
+from sparkloom.errors import SparkloomError
+
 ENTRY = "exl3"
 GROUP = "vllm.general_plugins"
 
@@ -75,6 +77,8 @@ def look() -> dict[str, Any]:
         from vllm.platforms import current_platform
 
         from sparkloom.vllm.config import Exl3Config
+    except SparkloomError as error:
+        return say(f"{error.summary} ({error.field}={error.value})", error.mend)
     except Exception as error:
         found["traceback"] = traceback.format_exc()
         return say(
