@@ -136,7 +136,7 @@ CPU_DEFAULTS: Mapping[str, Any] = MappingProxyType(
         "serving.kv_cache_bytes": 256 << 20,
         "vision.enabled": False,
         "vision.max_images": 0,
-        "patches.spin_window_ms": 0.3,
+        "patches.spin_window_ms": 1000.0,
         "patches.default_new_tokens": 256,
         "patches.fair_prefill": "stock",
         "memory.engine_init_bytes": 2 * GIB,

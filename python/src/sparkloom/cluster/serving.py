@@ -141,8 +141,8 @@ class Patches(Section):
     key_on_all_routes: bool = True
     """Ask for the API key on every generating route; vLLM itself leaves /invocations and others open."""
     spin_window_ms: Annotated[float, Field(gt=0, le=1000)] | None = None
-    """How long vLLM's message reader spins before it sleeps, in milliseconds. null: 16 on CUDA, short on
-    the CPU platform."""
+    """How long vLLM's message reader spins before it sleeps, in milliseconds. null: 16 on CUDA, 1000 (stock)
+    on the CPU platform."""
     default_new_tokens: Annotated[int, Field(ge=1, le=1_048_576)] | None = None
     """Answer tokens of a request that names no limit (a default, not a cap). null: the profile's, else
     32768."""

@@ -12,17 +12,19 @@ _registered = False
 def register() -> None:
     """Register everything with vLLM. Cheap, safe to call again, touches no device.
 
-    vLLM only logs an exception raised here and goes on without the plug-in; `sparkloom plugin check` tells.
+    vLLM only logs a plug-in whose *import* fails and goes on without it (`sparkloom plugin check` tells); an
+    exception raised in here ends the process.
     """
     global _registered
     if _registered:
         return
     from vllm.model_executor.layers.quantization import register_quantization_config
 
-    from sparkloom.vllm import cpu, spin
+    from sparkloom.vllm import cpu, hooks, spin
     from sparkloom.vllm.config import Exl3Config
 
     register_quantization_config("exl3")(Exl3Config)
     cpu.install()
     spin.install()
+    hooks.install()
     _registered = True

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sparkloom.vllm.hooks import options
+from sparkloom.vllm.hooks.shape import HookRefused
 
 logger = logging.getLogger("vllm.sparkloom")
 
@@ -20,6 +21,14 @@ HOOKS: dict[str, str] = {
     "spin_window_ms": "spin_window",
 }
 """Option of the cluster file -> module of this package whose `install(value)` does it."""
+
+UNBUILT: dict[str, str] = {
+    "adaptive_verify_width": "the verify width stays that of the drafter",
+    "draft_kv_block_tokens": "the drafter's cache block stays the manager's",
+    "free_indexer_logits": "the indexer's logits live until the next chunk",
+    "dense_quantization": "vLLM builds these projections without a quantisation config",
+}
+"""Options that need a patched vLLM; without it they are refused, never ignored."""
 
 _installed: dict[str, Any] = {}
 
@@ -36,7 +45,20 @@ def install(chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
     Raises:
         HookRefused: upstream no longer has the form that a hook changes.
     """
-    for name, value in (options.read() if chosen is None else chosen).items():
+    wanted = options.read() if chosen is None else chosen
+    for name, value in wanted.items():
+        if name in UNBUILT and value not in (None, False):
+            raise HookRefused(
+                f"patches.{name} needs a vLLM with that patch and this one has none "
+                f"({UNBUILT[name]}); take it out of the cluster file"
+            )
+    if wanted.get("fair_prefill") == "fair" and "fair_prefill" not in _installed:
+        from sparkloom.vllm.hooks import fair_prefill
+
+        share = float(wanted.get("fair_prefill_share", 0.3))
+        fair_prefill.install("fair", share, float(wanted.get("fair_prefill_max_gap_ms", 2000)) / 1000)
+        _installed["fair_prefill"] = "fair"
+    for name, value in wanted.items():
         if name in HOOKS and name not in _installed and value not in (None, False):
             importlib.import_module(f"{__package__}.{HOOKS[name]}").install(value)
             _installed[name] = value
