@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkloom.errors import SparkloomError
@@ -56,6 +56,7 @@ def test_a_missing_line_is_named(missing: str, meminfo: Path) -> None:
 
 
 @given(st.text())
+@settings(deadline=None)
 def test_any_text(text: str) -> None:
     _value_or_error(text)
 
@@ -69,6 +70,7 @@ LINES = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(LINES, max_size=12).map("\n".join))
 def test_any_lines(text: str) -> None:
     _value_or_error(text)

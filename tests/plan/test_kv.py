@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkloom.plan import geometry as geo
@@ -107,6 +107,7 @@ def test_two_conversations_evict_each_other_by_ids_not_bytes() -> None:
     assert DFLASH.conversations(blocks, each, 0) > 4
 
 
+@settings(deadline=None)
 @given(
     st.integers(1, 8),
     st.sampled_from([("dflash2", 7), ("dflash2", 3), ("mtp", 2), ("none", 0)]),
@@ -127,6 +128,7 @@ def test_largest_context_is_the_largest(
         assert layout.needed_blocks(largest + 1, sequences) > blocks
 
 
+@settings(deadline=None)
 @given(st.integers(0, 5000), st.integers(0, 20))
 def test_cached_tokens_fit_and_one_block_more_does_not(blocks: int, steps: int) -> None:
     retention = steps * DFLASH.block_tokens

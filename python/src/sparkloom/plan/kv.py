@@ -16,6 +16,7 @@ MLA_ROW_BYTES = 656  # fp8_ds_mla: 512 fp8 + 16 of scales + 128 of rope padding 
 INDEX_SCALE_BYTES = 4
 TAIL_VALUES = 2  # the tail ring keeps key and gate score, bf16
 BLOCK_GRAIN = 256
+STEPS_IN_FLIGHT = 2  # asynchronous scheduling: a step's blocks are freed while the next one runs
 DENSE = -1  # retention: keep a checkpoint at every block
 
 
@@ -38,7 +39,9 @@ class Layout:
         block_tokens: tokens of one manager block, which is also the grain of prefix hits.
         stride_bytes: bytes of one pool block, whatever group uses it.
         state_blocks: blocks that every running request reserves for the linear layers.
-        draft_blocks: blocks that a running request holds for the drafter's window, at most.
+        draft_blocks: blocks that an answering request holds for the drafter's window.
+        draft_prefill_blocks: the same while its prompt is computed, at most.
+        tail_blocks: blocks that every running request holds for the indexer's ring of raw keys.
         draft_blocks_cached: drafter blocks that a kept checkpoint costs.
         token_bytes: bytes per token of context in the groups that grow with it.
     """
@@ -49,7 +52,9 @@ class Layout:
     state_groups: int
     state_blocks: int
     draft_blocks: int
+    draft_prefill_blocks: int
     draft_blocks_cached: int
+    tail_blocks: int
     token_bytes: int
 
     @property
@@ -57,16 +62,22 @@ class Layout:
         """Pool blocks of one block of context that is cached with all groups: 5 with DFlash2."""
         return 1 + self.state_groups + self.draft_blocks_cached
 
+    @property
+    def reserved_blocks(self) -> int:
+        """Blocks of a running request that do not depend on its length."""
+        return self.state_blocks + self.draft_blocks + self.tail_blocks
+
     def request_blocks(self, tokens: int) -> int:
-        """Pool blocks that one running request of `tokens` holds."""
-        return self.state_blocks + ceil(tokens / self.block_tokens) + self.draft_blocks
+        """Pool blocks that one answering request of `tokens` holds."""
+        return self.reserved_blocks + ceil(tokens / self.block_tokens)
 
     def needed_blocks(self, context: int, sequences: int) -> int:
-        """Blocks for one request of `context` tokens while `sequences - 1` short ones run, and block 0.
+        """Blocks for one prompt of `context` tokens while `sequences - 1` short requests run, and block 0.
 
         Block 0 is vLLM's null block and never given out.
         """
-        return 1 + self.request_blocks(context) + (sequences - 1) * self.request_blocks(1)
+        prompt = self.request_blocks(context) - self.draft_blocks + self.draft_prefill_blocks
+        return 1 + prompt + (sequences - 1) * self.request_blocks(1)
 
     def needed_bytes(self, context: int, sequences: int) -> int:
         """Pool bytes for `needed_blocks`."""
@@ -185,13 +196,14 @@ def layout(
     tail = Group("indexer tail", mla_layers, slots, tail_bytes, prefix_cacheable=False)
     groups = [mla, tail]
     counts = [mla_layers, g.kda_layers, mla_layers]
-    draft_blocks = draft_cached = 0
+    draft_blocks = draft_prefill = draft_cached = 0
     if drafter == "dflash2":
         size = draft_block_tokens or block
         per_token = d.kv_bytes_per_token(world)
         groups.append(Group("drafter window", d.layers, size, d.layers * size * per_token))
         counts.append(d.layers)
-        draft_blocks = ceil((d.window - 1 + batched_tokens) / size) + 1
+        draft_blocks = ceil((d.window + draft_tokens) / size) + 1
+        draft_prefill = ceil((d.window - 1 + STEPS_IN_FLIGHT * batched_tokens) / size) + 1
         draft_cached = min(block // size, ceil((d.window - 1) / size) + 1)
     anchor = max(group.bytes_per_block for group in groups)
     wanted = ceil(g.kda_layers / repeats(counts, mla_layers))
@@ -207,6 +219,8 @@ def layout(
         state_groups=state_groups,
         state_blocks=state_groups * per_group,
         draft_blocks=draft_blocks,
+        draft_prefill_blocks=max(draft_blocks, draft_prefill),
         draft_blocks_cached=draft_cached,
+        tail_blocks=1,
         token_bytes=round(token_bytes),
     )

@@ -97,7 +97,7 @@ class Plan:
             return {"pool_bytes": self.pool_bytes}
         layout = self.layout
         blocks = layout.pool_blocks(self.pool_bytes)
-        reserved = self.sequences * (layout.state_blocks + layout.draft_blocks) + 1
+        reserved = self.sequences * layout.reserved_blocks + 1
         idle = max(0, blocks - 1)
         return {
             "pool_bytes": self.pool_bytes,
@@ -109,6 +109,7 @@ class Plan:
             "state_blocks_per_request": layout.state_blocks,
             "state_bytes_per_request": layout.state_blocks * layout.stride_bytes,
             "draft_blocks_per_request": layout.draft_blocks,
+            "tail_blocks_per_request": layout.tail_blocks,
             "reserved_blocks": min(reserved, blocks),
             "context_blocks": max(0, blocks - reserved),
             "blocks_per_cached_segment": layout.blocks_per_segment,

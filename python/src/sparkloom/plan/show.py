@@ -83,7 +83,8 @@ def kv_lines(plan: Plan) -> list[str]:
         f"block     {kv['block_tokens']} tokens, also the grain of prefix hits; "
         f"{kv['bytes_per_token']} bytes a token in use, {kv['pool_bytes_per_token']} taken",
         f"running   {plan.sequences} requests reserve {kv['reserved_blocks']} blocks "
-        f"({kv['state_blocks_per_request']} state, {kv['draft_blocks_per_request']} drafter blocks each); "
+        f"({kv['state_blocks_per_request']} state, {kv['draft_blocks_per_request']} drafter, "
+        f"{kv['tail_blocks_per_request']} tail each); "
         f"{kv['context_blocks']} are left for context",
         f"cached    {kv['cached_conversation_tokens']} tokens of conversation when idle, "
         f"{kv['cached_conversation_tokens_while_busy']} while {plan.sequences} requests run "
