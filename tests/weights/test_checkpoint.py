@@ -8,10 +8,10 @@ import pytest
 from fixtures import tiny_checkpoint
 from fixtures.tiny_checkpoint import CONFIG, matrix, pack, shards, write
 
-from sparkloom.errors import SparkloomError
+from sparkloom.exl3 import MARKERS
+from sparkloom.exl3.checkpoint import INDEX
 from sparkloom.findings import Level
-from sparkloom.weights.checkpoint import INDEX, check_checkpoint
-from sparkloom.weights.headers import parse_header, read_header
+from sparkloom.weights.checkpoint import check_checkpoint, shard_problem
 
 A, B = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
 GATE = "model.layers.0.mlp.experts.0.gate_proj"
@@ -38,19 +38,23 @@ def test_one_missing_tensor(tmp_path, part):
     tables = shards()
     del tables[A][f"{GATE}.{part}"]
     found = failures(check(tmp_path, tables))
-    assert f"{GATE}: no {part}" in found["checkpoint.exl3"]
+    assert f"{GATE}: the tensor .{part} is missing" in found["checkpoint.exl3"]
 
 
 def test_a_missing_mark_and_a_foreign_mark(tmp_path):
     tables = shards()
     del tables[A][f"{GATE}.mcg"]
     found = failures(check(tmp_path / "a", tables))
+    assert "declares codebook 'mcg', tensors have 3inst" in found["checkpoint.codebook"]
+    assert GATE in found["checkpoint.codebook"]
+    silent = {**CONFIG, "quantization_config": {"quant_method": "exl3"}}
+    found = failures(check(tmp_path / "d", tables, silent))
     assert "mixes codebooks: 3inst (1), mcg (11)" in found["checkpoint.codebook"]
     tables[A][f"{GATE}.mul1"] = ("I32", [])
     found = failures(check(tmp_path / "b", tables))
-    assert "mul1 (1)" in found["checkpoint.codebook"]
+    assert "tensors have mul1" in found["checkpoint.codebook"]
     tables[A][f"{GATE}.mcg"] = ("I32", [])
-    assert "two codebooks" in failures(check(tmp_path / "c", tables))["checkpoint.exl3"]
+    assert "both markers" in failures(check(tmp_path / "c", tables))["checkpoint.exl3"]
 
 
 def test_a_wrong_codebook_in_the_config(tmp_path):
@@ -66,11 +70,12 @@ def test_wrong_bits_in_the_config(tmp_path):
 @pytest.mark.parametrize(
     ("tensor", "entry", "words"),
     [
-        ("trellis", ("F16", [8, 16, 64]), "int16 is expected"),
-        ("trellis", ("I16", [8, 16, 60]), "16 x bits"),
+        ("trellis", ("F16", [8, 16, 64]), "must be int16"),
+        ("trellis", ("I16", [8, 16, 60]), "fits no rate"),
         ("trellis", ("I16", [8, 16]), "16 x bits"),
-        ("suh", ("F16", [64]), "[128] is expected"),
-        ("svh", ("F32", [256]), "float16 is expected"),
+        ("trellis", ("I16", [6, 16, 64]), "no multiple of 128"),
+        ("suh", ("F16", [64]), "must be F16 [128]"),
+        ("svh", ("F32", [256]), "must be F16 [256]"),
         ("mcg", ("F16", []), "int32 scalar"),
         ("mcg", ("I32", [2]), "int32 scalar"),
     ],
@@ -117,7 +122,7 @@ def test_the_index_must_list_every_file_and_tensor(tmp_path):
 def test_a_shard_that_the_index_names_is_missing_or_cut(tmp_path):
     assert B in failures(check(tmp_path / "a", extra={B: None}))["checkpoint.shards"]
     cut = tiny_checkpoint.files()[B][:-5]
-    assert "too short" in failures(check(tmp_path / "b", extra={B: cut}))["checkpoint.shards"]
+    assert "cut short" in failures(check(tmp_path / "b", extra={B: cut}))["checkpoint.shards"]
     assert "too long" in failures(check(tmp_path / "c", extra={B: cut + b"x" * 50}))["checkpoint.shards"]
 
 
@@ -165,50 +170,53 @@ def test_unreadable_json_is_one_finding(tmp_path, name, data):
         data = b"\xff"
     (found,) = check(tmp_path, extra={name: data})
     assert found.level is Level.fail
-    assert name in found.detail
+    assert name in found.detail + found.summary
 
 
-def header(value):
-    return parse_header(json.dumps(value).encode(), "f")
+def test_a_wrong_marker_value(tmp_path):
+    content = tiny_checkpoint.files()
+    right = MARKERS["mcg"].to_bytes(4, "little")
+    assert right in content[A]
+    wrong = content[A].replace(right, b"\0\0\0\0", 1)
+    assert ".mcg: must be" in failures(check(tmp_path, extra={A: wrong}))["checkpoint.exl3"]
+
+
+def raw_file(path, value, data=b""):
+    header = value if isinstance(value, bytes) else json.dumps(value).encode()
+    path.write_bytes(len(header).to_bytes(8, "little") + header + data)
+    return path
 
 
 @pytest.mark.parametrize(
-    ("entry", "words"),
+    ("entry", "data", "words"),
     [
-        ({"dtype": "I9", "shape": [], "data_offsets": [0, 0]}, "unknown data type"),
-        ({"dtype": "I8", "shape": [-1], "data_offsets": [0, 1]}, "not a shape"),
-        ({"dtype": "I8", "shape": [1], "data_offsets": [1]}, "offsets"),
-        ({"dtype": "I8", "shape": [2], "data_offsets": [0, 1]}, "do not agree"),
-        ({"dtype": "I8", "shape": [1], "data_offsets": [5, 6]}, "gap"),
-        (3, "no object"),
+        ({"dtype": "I9", "shape": [], "data_offsets": [0, 0]}, b"", "unknown tensor type (t)"),
+        ({"dtype": "I8", "shape": [-1], "data_offsets": [0, 1]}, b"1", "not what the format asks for"),
+        ({"dtype": "I8", "shape": [1], "data_offsets": [1]}, b"1", "not what the format asks for"),
+        ({"dtype": "I8", "shape": [2], "data_offsets": [0, 1]}, b"1", "has 1 bytes"),
+        ({"dtype": "I8", "shape": [1], "data_offsets": [5, 6]}, b"123456", "leave a gap at t"),
+        ({"dtype": "I8", "shape": [1], "data_offsets": [0, 1]}, b"", "cut short"),
+        ({"dtype": "I8", "shape": [1], "data_offsets": [0, 1]}, b"123", "2 bytes too long"),
+        (3, b"", "not what the format asks for"),
     ],
 )
-def test_wrong_headers_name_the_tensor(entry, words):
-    with pytest.raises(SparkloomError, match=words) as caught:
-        header({"t": entry})
-    assert caught.value.field == "t"
+def test_wrong_files_are_named(tmp_path, entry, data, words):
+    assert words in shard_problem(raw_file(tmp_path / "x.safetensors", {"t": entry}, data))
 
 
 def test_a_file_that_is_no_safetensors(tmp_path):
     path = tmp_path / "x.safetensors"
     for data in (b"", b"1234567", b"\xff" * 8, b"\x10" + b"\0" * 7 + b"{}"):
         path.write_bytes(data)
-        with pytest.raises(SparkloomError, match="not a safetensors"):
-            read_header(path)
-    with pytest.raises(SparkloomError, match="cannot read"):
-        read_header(tmp_path / "absent")
+        assert shard_problem(path)
+    assert shard_problem(tmp_path / "absent")
+    assert shard_problem(raw_file(path, b"[" * 100_000))
 
 
-def test_headers_agree_with_the_reference_library(tmp_path):
+def test_what_the_reference_library_writes_is_right(tmp_path):
     safetensors = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
     import numpy as np
 
     tensors = {"b": np.zeros((2, 3), np.float16), "a": np.array(5, np.int32), "c": np.zeros((0, 4), np.int16)}
     safetensors.save_file(tensors, tmp_path / "x.safetensors", metadata={"format": "pt"})
-    found = read_header(tmp_path / "x.safetensors")
-    assert {n: (t.dtype, t.shape) for n, t in found.tensors.items()} == {
-        "a": ("I32", ()),
-        "b": ("F16", (2, 3)),
-        "c": ("I16", (0, 4)),
-    }
-    assert found.metadata == {"format": "pt"}
+    assert shard_problem(tmp_path / "x.safetensors") is None

@@ -184,7 +184,7 @@ def test_without_a_manifest_the_structure_is_still_checked(folder, content):
     assert [str(f.level) for f in findings] == ["warn", "ok"]
     (folder / A).write_bytes(content[A][:-10])
     _, findings = verify_target(target(folder), None)
-    assert "too short" in "\n".join(f.detail for f in findings)
+    assert "cut short" in "\n".join(f.detail for f in findings)
     assert not row["complete"]
 
 

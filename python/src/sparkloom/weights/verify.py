@@ -9,10 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from sparkloom.errors import SparkloomError
 from sparkloom.findings import Finding, fail, ok, warn
+from sparkloom.weights.checkpoint import shard_problem
 from sparkloom.weights.hashing import Opener, RateLimit, digest_for, expected, feed, open_unbuffered
-from sparkloom.weights.headers import read_header
 from sparkloom.weights.manifest import FileEntry, Manifest
 from sparkloom.weights.places import Place, blob_hash, list_files
 from sparkloom.weights.receipt import Receipt, load_receipt, save_receipt
@@ -201,10 +200,9 @@ def structure_findings(folder: Path, what: str = "weights") -> list[Finding]:
     """Shards whose header does not fit their size: found without reading data or knowing any hash."""
     bad = []
     for path in sorted(folder.glob("*.safetensors")):
-        try:
-            read_header(path)
-        except SparkloomError as error:
-            bad.append(f"{path.name}: {error.summary}")
+        problem = shard_problem(path)
+        if problem:
+            bad.append(f"{path.name}: {problem}")
     if bad:
         mend = "fetch these files again (`sparkloom weights fetch`)"
         return [fail(f"{what}.structure", f"{len(bad)} shards are damaged", mend, "\n".join(bad))]
