@@ -6,7 +6,9 @@ import pytest
 from fixtures.spark_tree import good_spark, meminfo
 
 from sparkloom.findings import Level
-from sparkloom.preflight.system import boot_changed, parse_limit
+from sparkloom.preflight.boot import boot_changed, record_start, record_stop
+from sparkloom.preflight.system import parse_limit
+from sparkloom.sysroot import SysRoot
 
 MIB8 = "Max locked memory         8388608              8388608              bytes"
 
@@ -95,9 +97,24 @@ def test_a_reset_host_is_not_an_exited_worker(check):
     one(check("boot", tree), "ok")
     tree.files[record] = "[]"
     one(check("boot", tree), "ok")
+    tree.files["sys/fs/pstore/dmesg-efi-1"] = "panic"
+    one(check("boot", tree), "warn", "1 crash records", "dmesg-efi-1")
     assert boot_changed("a", "b\n")
     assert not boot_changed("a", "a\n")
     assert not boot_changed(None, "a")
+
+
+def test_the_record_is_written_at_a_start_and_gone_after_an_orderly_stop(check, tmp_path):
+    tree = good_spark()
+    state = tmp_path / "state"
+    record_start(state, SysRoot(tree.write(tmp_path / "before")), now=0)
+    tree.files["var/lib/sparkloom/rank-boot.json"] = (state / "rank-boot.json").read_text()
+    one(check("boot", tree), "ok")
+    tree.files["proc/sys/kernel/random/boot_id"] = "22222222-2222-2222-2222-222222222222"
+    one(check("boot", tree), "warn", "host was reset", "1970-01-01T00:00:00Z")
+    record_stop(state)
+    record_stop(state)
+    assert not list(state.iterdir())
 
 
 def test_a_64k_kernel_is_named(check):

@@ -43,6 +43,7 @@ FILES = (
     "proc/[0-9]*/status",
     "proc/[0-9]*/comm",
     "etc/os-release",
+    "sys/fs/pstore/dmesg*",
     "etc/cdi/*",
     "run/cdi/*",
     "var/run/cdi/*",

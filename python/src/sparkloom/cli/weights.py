@@ -131,6 +131,7 @@ def fetch_command(
 
 def _from_bundle(bundle: Path, targets: list[Target], limit: Any) -> dict[str, Any]:
     from sparkloom.weights.bundle import unpack
+    from sparkloom.weights.progress import Total
 
     target = targets[0] if len(targets) == 1 else None
     if target is None:
@@ -138,7 +139,9 @@ def _from_bundle(bundle: Path, targets: list[Target], limit: Any) -> dict[str, A
             "a bundle holds one kind of weights", field="--which",
             mend="give --which model or --which drafter", code=Exit.USAGE,
         )  # fmt: skip
-    found = unpack(bundle, target.path, target.revision, limit, lambda name, count: None)
+    size = bundle.stat().st_size if bundle.is_file() else 0
+    with Total("unpack", size) as bar:
+        found = unpack(bundle, target.path, target.revision, limit, bar)
     return {
         "name": target.name, "repo": found.repo, "revision": found.revision, "path": str(target.path),
         "fetched": [entry.path for entry in found.files], "kept": [], "bytes": found.bytes, "pruned": [],
@@ -165,6 +168,7 @@ def verify_command(
     """Hash every file once, then check config, index and headers. A second run reads metadata only."""
     from sparkloom.weights.hashing import RateLimit
     from sparkloom.weights.hub import Source, endpoints, read_token, resolve
+    from sparkloom.weights.progress import Total
     from sparkloom.weights.report import verify_target
 
     limit = RateLimit(rate * 1e6) if rate else None
@@ -175,14 +179,16 @@ def verify_command(
         if online:
             source = Source(endpoints(endpoint)[0], target.repo, target.revision)
             known = resolve(source, read_token(token_file))
-        row, found = verify_target(
-            target,
-            known,
-            limit=limit,
-            jobs=jobs,
-            world=ranks,
-            quantization=method if target.name == "model" else None,
-        )
+        with Total(f"hash {target.name}", known.bytes if known else 0) as bar:
+            row, found = verify_target(
+                target,
+                known,
+                limit=limit,
+                jobs=jobs,
+                world=ranks,
+                quantization=method if target.name == "model" else None,
+                progress=bar,
+            )
         rows.append(row)
         findings += found
     _finish(rows, findings, strict, format)
@@ -248,13 +254,15 @@ def bundle_command(
     """Write one file for a site without internet; `weights fetch --from FILE` takes it there."""
     from sparkloom.weights.bundle import pack
     from sparkloom.weights.hashing import RateLimit
+    from sparkloom.weights.progress import Total
 
     (target,) = targets_of(cluster, repo, revision, path, manifest, which if which != "all" else "model")
     known = target.known_manifest()
     if known is None:
         raise no_manifest(target)
     limit = RateLimit(rate * 1e6) if rate else None
-    size = pack(target.place(), known, out, limit, lambda name, count: None)
+    with Total("pack", known.bytes) as bar:
+        size = pack(target.place(), known, out, limit, bar)
     if format is Format.json:
         print_json({"path": str(out), "bytes": size, "files": len(known.files), "revision": known.revision})
     else:

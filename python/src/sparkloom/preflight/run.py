@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from sparkloom.errors import SparkloomError
 from sparkloom.findings import Finding, fail, from_error
+from sparkloom.preflight.boot import check_boot
 from sparkloom.preflight.context import Context
 from sparkloom.preflight.fabric import check_fabric
 from sparkloom.preflight.gpu import check_cdi, check_driver, check_gpu_state, check_gpu_users
@@ -15,7 +16,6 @@ from sparkloom.preflight.processes import check_consumers, check_ports
 from sparkloom.preflight.software import check_nccl, check_plugin, check_runtime
 from sparkloom.preflight.storage import check_disk, check_read_ahead, check_weights
 from sparkloom.preflight.system import (
-    check_boot,
     check_hugepages,
     check_kernel,
     check_memlock,

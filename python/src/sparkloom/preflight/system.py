@@ -130,28 +130,6 @@ def check_page_cache(ctx: Context) -> Finding:
     return fail("page_cache", summary, mend, text)
 
 
-def boot_changed(before: str | None, now: str | None) -> bool:
-    """Whether the machine was booted between two readings of its boot id; unknown counts as no."""
-    return bool(before and now and before.strip() != now.strip())
-
-
-def check_boot(ctx: Context) -> Finding:
-    """A changed boot id with a rank on record means that the host was reset, not that a process ended."""
-    now = ctx.root.text("proc/sys/kernel/random/boot_id")
-    record = ctx.root.json(f"{ctx.cluster.agent.state_directory}/rank-boot.json")
-    before = record.get("boot_id") if isinstance(record, dict) else None
-    if now is None:
-        source = "/proc/sys/kernel/random/boot_id"
-        return warn("boot", unknown("boot", "the boot id", source, ctx.root))
-    if isinstance(before, str) and boot_changed(before, now):
-        mend = "look at power, heat and the kernel log of the time before (`journalctl -b -1 -e`)"
-        since = record.get("started") if isinstance(record, dict) else None
-        text = f"rank started {since}" if isinstance(since, str) else ""
-        summary = "the host was reset while a rank was running: no orderly stop was recorded"
-        return warn("boot", summary, mend, text)
-    return ok("boot", "no reset since the last start of a rank")
-
-
 def size(count: float) -> str:
     """Bytes for people."""
     if count == float("inf"):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sparkloom.errors import SparkloomError
-from sparkloom.exl3.checkpoint import CONFIG, Checkpoint, declared, load, read_json
+from sparkloom.exl3.checkpoint import CONFIG, INDEX, Checkpoint, declared, load, read_json
 from sparkloom.exl3.headers import Header, read_header, truncated
 from sparkloom.exl3.inspect import Module, check_module, group
 from sparkloom.exl3.rates import BLOCK
@@ -162,7 +162,7 @@ def check_declaration(config: Mapping[str, Any], modules: list[Module], quantiza
         findings.append(fail("checkpoint.codebook", text, mend, lines))
     elif len(books) > 1:
         mix = ", ".join(f"{name} ({len(found)})" for name, found in sorted(books.items()))
-        rare = _lines(min(books.values(), key=lambda names: len(names)))
+        rare = _lines(min((len(found), found) for found in books.values())[1])
         findings.append(fail("checkpoint.codebook", f"the checkpoint mixes codebooks: {mix}", _MEND, rare))
     bits, rates = said.get("bits"), {module.bits for module in modules if module.bits}
     if isinstance(bits, int) and len(rates) == 1 and bits not in rates:

@@ -19,6 +19,35 @@ from rich.progress import (
 from sparkloom.weights.manifest import FileEntry
 
 
+class Total:
+    """One bar for a hashing, packing or unpacking; silent where standard error is no terminal."""
+
+    def __init__(self, title: str, total: int) -> None:
+        console = Console(stderr=True, highlight=False)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._title = title
+        self._task = self._progress.add_task(title, total=total)
+
+    def __enter__(self) -> Total:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, path: str, count: int) -> None:
+        """`count` more bytes of `path`."""
+        self._progress.update(self._task, advance=count, description=f"{self._title} {path}")
+
+
 class Bars:
     """A reporter that draws on standard error; plain lines when that is no terminal."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from sparkloom.errors import SparkloomError
@@ -22,6 +23,7 @@ def verify_target(
     jobs: int = 1,
     world: int = 1,
     quantization: str | None = None,
+    progress: Callable[[str, int], None] | None = None,
 ) -> tuple[dict[str, Any], list[Finding]]:
     """Hash what no receipt vouches for, then check the checkpoint's structure.
 
@@ -29,6 +31,7 @@ def verify_target(
         manifest: what is pinned; without one only the structure can be checked.
         world: ranks that the checkpoint is split over.
         quantization: `exl3` or `none` from the cluster file; `None` takes what config.json says.
+        progress: called with path and bytes while hashing.
     """
     place = target.place()
     if not place.folder.is_dir():
@@ -41,7 +44,7 @@ def verify_target(
             warn("weights.manifest", f"no manifest of the {target.name}: hashes are unknown", mend)
         )
     else:
-        verdicts = verify(place, manifest, limit=limit, jobs=jobs)
+        verdicts = verify(place, manifest, limit=limit, jobs=jobs, progress=progress)
         findings += verdict_findings(verdicts, place, f"weights.{target.name}")
         if place.cache is None and not (place.folder / MANIFEST_NAME).exists():
             save_manifest(place.folder / MANIFEST_NAME, manifest)
