@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from sparkloom.demo import launch, preflight
+from sparkloom.demo.models import TinyGlm
 from sparkloom.demo.run import Settings, curl_line, progress_of
 from sparkloom.errors import Exit, SparkloomError
 from sparkloom.ranks import Node, listener, why_no_namespaces
@@ -210,6 +211,23 @@ def test_command_lines() -> None:
     alone = launch.argv(SPEC, 0, "", 0, 8000, nodes=1)
     assert "-tp" not in alone
     assert "--nnodes" not in alone
+
+
+def test_tiny_glm_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    first = TinyGlm().prepare(lambda _: None)
+    (first.model / "config.json").write_text("half")
+    again = TinyGlm().prepare(lambda _: None)
+    assert json.loads((again.model / "config.json").read_text())["model_type"]
+    assert again.speculative == {"method": "mtp", "num_speculative_tokens": 3}
+
+
+@pytest.mark.parametrize("option", [["--layers", "2"], ["--all-layers"]])
+def test_tiny_glm_has_no_layers_to_encode(option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    from sparkloom.cli.main import run
+
+    assert run(["demo", "run", "--model", "tiny-glm", *option]) == Exit.USAGE
+    assert "--model smol" in capsys.readouterr().err
 
 
 def test_key_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

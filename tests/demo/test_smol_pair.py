@@ -13,20 +13,21 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from smol_reference import Judge, dense, encoded_layers, prompt_ids, served, tensors
+from smol_reference import decoded, encoded_layers, prompt_ids, tensors, transformers_model
 
 from sparkloom.demo import launch, smol
 from sparkloom.demo.client import Client
 from sparkloom.demo.smol import Options
 from sparkloom.errors import Exit
-from sparkloom.parity import NEAR_TIES, Gate, Generation, compare
+from sparkloom.parity import NEAR_TIES, Generation, compare
 from sparkloom.ranks import Pair, listener, procs
+from sparkloom.vllm.sources import from_server, teacher
 
 pytestmark = pytest.mark.heavy
 TOKENS = 64
@@ -70,6 +71,7 @@ def demo(model: smol.Prepared, tmp_path_factory: pytest.TempPathFactory) -> Iter
     port = free_port()
     command = [sys.executable, "-u", "-m", "sparkloom", "demo", "run", "--port", str(port)]
     command += ["--layers", str(encoded_layers()), "--log-folder", str(runtime / "logs")]
+    command += ["--start-timeout", "600"]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -88,7 +90,7 @@ def demo(model: smol.Prepared, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def test_pair_answers_sensibly(demo: Demo) -> None:
-    demo.wait_for("Serving until Ctrl-C", 420)
+    demo.wait_for("Serving until Ctrl-C", 900)
     client = Client(demo.port)
     for question, word in (
         ("What is the capital of France?", "Paris"),
@@ -101,38 +103,50 @@ def test_pair_answers_sensibly(demo: Demo) -> None:
         assert words in shown
 
 
-def test_pair_equals_transformers(demo: Demo, model: smol.Prepared) -> None:
+@pytest.fixture(scope="module")
+def judge(model: smol.Prepared, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from sparkloom.vllm.dense import write_dense
+
+    folder = tmp_path_factory.mktemp("dense") / "model"
+    assert write_dense(model.folder, folder) == len(model.encoded) * 6 * 3
+    return transformers_model(folder)
+
+
+def test_pair_equals_transformers(demo: Demo, model: smol.Prepared, judge: Any) -> None:
     prompts = prompt_ids(model.folder)
-    demo.made = served(demo.port, prompts, TOKENS)
-    judge = Judge.of(model.folder, dense(tensors(model.folder)))
-    want = [judge.greedy(ids, list(g.tokens)) for ids, g in zip(prompts, demo.made, strict=True)]
+    demo.made = from_server(f"http://127.0.0.1:{demo.port}", "smol", prompts, TOKENS, timeout=600)
+    want = [teacher(judge, ids, g.tokens) for ids, g in zip(prompts, demo.made, strict=True)]
     verdict = compare(want, demo.made, NEAR_TIES)
-    assert verdict.ok, verdict.as_dict()
+    print(verdict.as_dict())
+    assert verdict.ok, verdict.problems
 
 
 @pytest.mark.parametrize("damage", ["swap shards", "drop suh", "wrong codebook"])
-def test_gate_sees_damage(demo: Demo, model: smol.Prepared, damage: str) -> None:
-    """Negative control: one layer damaged in one way, and the same gate says no."""
+def test_gate_sees_damage(demo: Demo, model: smol.Prepared, judge: Any, damage: str) -> None:
+    """Negative control: one layer's down projections damaged in one way, and the same gate says no."""
+    import torch
+
     found = tensors(model.folder)
-    stem = f"model.layers.{model.encoded[0]}.block_sparse_moe.experts"
-    if damage == "swap shards":  # the second rank's shard of two experts' down projections
-        a, b = (found[f"{stem}.{e}.w2.trellis"].copy() for e in (0, 1))
+    layer = model.encoded[0]
+    stems = [f"model.layers.{layer}.block_sparse_moe.experts.{e}.w2" for e in range(6)]
+    if damage == "swap shards":  # the second rank's shard of two experts
+        a, b = (found[f"{stem}.trellis"] for stem in stems[:2])
         half = a.shape[0] // 2
         a[half:], b[half:] = b[half:].copy(), a[half:].copy()
-        found |= {f"{stem}.0.w2.trellis": a, f"{stem}.1.w2.trellis": b}
-    elif damage == "drop suh":
-        for name in [n for n in found if n.startswith(stem) and n.endswith(".suh")]:
-            found[name] = np.ones_like(found[name])
-    else:
-        for name in [n for n in found if n.startswith(stem) and n.endswith(".mcg")]:
-            del found[name]
-            found[name[:-3] + "mul1"] = np.array(0x83DCD12D, np.uint32).view(np.int32)
-    judge = Judge.of(model.folder, dense(found))
+    for stem in stems:
+        if damage == "drop suh":
+            found[f"{stem}.suh"] = np.ones_like(found[f"{stem}.suh"])
+        elif damage == "wrong codebook":
+            del found[f"{stem}.mcg"]
+    down = judge.model.layers[layer].mlp.experts.down_proj
+    sound = down.data.clone()
+    down.data.copy_(torch.from_numpy(np.stack([decoded(found, stem) for stem in stems])))
     some = list(zip(prompt_ids(model.folder), demo.made, strict=True))[:2]
-    broken = [judge.greedy(ids, list(g.tokens)) for ids, g in some]
-    gate = Gate(NEAR_TIES.logprob_bound, NEAR_TIES.tie_bound, NEAR_TIES.max_ties, min_prompts=2, min_tokens=1)
-    verdict = compare(broken, [g for _, g in some], gate)
-    assert not verdict.ok, damage
+    broken = [teacher(judge, ids, g.tokens) for ids, g in some]
+    down.data.copy_(sound)
+    verdict = compare(broken, [g for _, g in some], replace(NEAR_TIES, min_prompts=2, min_tokens=1))
+    print(damage, verdict.as_dict())
+    assert len(verdict.problems) >= 2, damage
 
 
 def test_killed_worker_ends_the_pair(demo: Demo) -> None:
@@ -164,7 +178,7 @@ def test_pair_equals_one_rank(demo: Demo, model: smol.Prepared, tmp_path: Path) 
             one.check()
             assert time.monotonic() < end
             time.sleep(0.5)
-        alone = served(port, prompt_ids(model.folder), TOKENS)
+        alone = from_server(f"http://127.0.0.1:{port}", "smol", prompt_ids(model.folder), TOKENS, timeout=600)
     verdict = compare(alone, demo.made, NEAR_TIES)
     assert verdict.ok, verdict.as_dict()
 

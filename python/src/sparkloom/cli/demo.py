@@ -17,6 +17,7 @@ class ModelName(StrEnum):
     """The demo's models."""
 
     smol = "smol"
+    tiny_glm = "tiny-glm"
 
 
 class Nodes(StrEnum):
@@ -114,6 +115,7 @@ def run(
     from sparkloom.demo import models, preflight
     from sparkloom.demo import run as demo
     from sparkloom.demo.view import View
+    from sparkloom.errors import Exit, SparkloomError
 
     settings = demo.Settings(
         port=port,
@@ -124,7 +126,19 @@ def run(
         start_timeout=start_timeout,
         log_folder=log_folder,
     )
-    chosen = models.Smol(_smol_options(layers, all_layers, bits, Codebook.mcg, threads))
+    chosen: models.DemoModel
+    if model is ModelName.smol:
+        chosen = models.Smol(_smol_options(layers, all_layers, bits, Codebook.mcg, threads))
+    elif layers is not None or all_layers:
+        raise SparkloomError(
+            "only the smol model is encoded layer by layer",
+            field="--layers",
+            value="all" if all_layers else layers,
+            mend="leave the option out, or use --model smol",
+            code=Exit.USAGE,
+        )
+    else:
+        chosen = models.TinyGlm()
     view = View(Console(stderr=format is Format.json))
     result = demo.run(chosen, settings, view)
     if format is Format.json:

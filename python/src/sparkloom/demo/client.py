@@ -32,10 +32,9 @@ class Client:
     """Talks to one server; proxies of the environment are not used, the server is on this machine."""
 
     def __init__(self, port: int, api_key: str = "", timeout: float = 180.0) -> None:
-        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._http = httpx.Client(
-            base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=timeout, trust_env=False
-        )
+        self.base = f"http://127.0.0.1:{port}"
+        self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        self._http = httpx.Client(base_url=self.base, headers=self.headers, timeout=timeout, trust_env=False)
 
     def healthy(self) -> bool:
         """Whether `/health` answers 200. It says nothing about the other rank."""

@@ -50,7 +50,12 @@ def argv(spec: Spec, rank: int, master: str, master_port: int, api_port: int, no
     line = [sys.executable, "-m", "sparkloom.vllm.serve", str(spec.model)]
     line += ["--served-model-name", spec.served, "--dtype", "float32", "--enforce-eager"]
     line += ["--max-model-len", str(spec.max_len), "--max-num-seqs", str(spec.seqs)]
-    line += ["--max-num-batched-tokens", str(spec.max_len), "--kv-cache-memory-bytes", str(KV_BYTES)]
+    line += [
+        "--max-num-batched-tokens",
+        str(max(2048, spec.max_len)),
+        "--kv-cache-memory-bytes",
+        str(KV_BYTES),
+    ]
     if nodes > 1:
         line += ["-tp", str(nodes), "--nnodes", str(nodes), "--node-rank", str(rank)]
         line += ["--distributed-executor-backend", "mp"]
@@ -75,6 +80,7 @@ def env(rank: int, cores: int, api_key: str = "", nodes: int = 2) -> dict[str, s
         "OMP_NUM_THREADS": str(max(1, cores // nodes)),
         "NUMBA_NUM_THREADS": str(max(1, cores // nodes)),
         "SPARKLOOM_PROCESSES": str(PROCESSES if nodes > 1 else PROCESSES - 1),
+        "VLLM_PLUGINS": "exl3",
         "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",
         "VLLM_API_KEY": "" if rank else api_key,
         "VLLM_NO_USAGE_STATS": "1",

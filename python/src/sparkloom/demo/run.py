@@ -147,7 +147,7 @@ def drive(
         with view.phase("ranks up"):
             wait_healthy(pair, client, settings.start_timeout, view)
         with view.phase("checked answer"):
-            answer = model.check(client, spec.served)
+            answer = model.check(client, spec)
             result.answers[model.question] = answer
         say(f"  [bold]{escape(model.question)}[/]\n  {escape(answer)}")
         shown = show_stream(client, model, spec, view)

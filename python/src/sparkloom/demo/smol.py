@@ -8,7 +8,6 @@ hard links into `parts/`. A checkpoint's manifest is written last; without it no
 from __future__ import annotations
 
 import hashlib
-import importlib
 import json
 import os
 import shutil
@@ -225,7 +224,7 @@ def encoded_name(layer: int, options: Options) -> str:
 
 def encode_layer(layer: int, rewrite: Rewrite, source: Source, options: Options) -> dict[str, NDArray[Any]]:
     """One layer's experts as EXL3 tensors: trellis, suh, svh and the codebook's marker."""
-    encode = importlib.import_module("sparkloom.exl3").encode
+    from sparkloom.exl3 import encode
 
     tensors: dict[str, NDArray[Any]] = {}
     for number, (name, weight) in enumerate(rewrite.experts_of(layer, source)):
