@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sparkloom.pair import Answer, Limits, Liveness, Sample, Verdict
 
-LIMITS = Limits.of({"stall_s": 100, "idle_s": 20, "canary_s": 30})
+LIMITS = Limits.of({"stall_s": 100, "idle_s": 20, "canary_s": 30, "canary_failures": 1})
 
 
 def live() -> Liveness:
@@ -66,4 +66,16 @@ def test_metrics_that_cannot_be_read_lead_to_a_question_then_to_a_verdict() -> N
     rule = live()
     assert rule.sample(None, 10.0) is Verdict.FINE
     assert rule.sample(None, 25.0) is Verdict.ASK
+    rule.answered(Answer.NONE, "connection refused", 55.0)
     assert rule.sample(None, 60.0) is Verdict.HUNG
+
+
+def test_one_missing_answer_of_two_is_asked_again() -> None:
+    rule = Liveness(Limits.of({"stall_s": 300, "idle_s": 20, "canary_s": 30}), progress_at=0.0)
+    idle = Sample(7, 0.0, 0, 0)
+    rule.sample(idle, 0.0)
+    assert rule.sample(idle, 20.0) is Verdict.ASK
+    rule.answered(Answer.NONE, "no answer in 30 s", 50.0)
+    assert rule.sample(idle, 51.0) is Verdict.ASK
+    rule.answered(Answer.NONE, "no answer in 30 s", 81.0)
+    assert rule.sample(idle, 82.0) is Verdict.HUNG

@@ -28,10 +28,12 @@ class Limits:
     serving_s: float = 300.0  # graphs done, /health not yet 200
     warm_s: float = 1800.0  # the acceptance probe as a whole
     drain_s: float = 300.0
-    grace_s: float = 20.0  # SIGTERM to SIGKILL of a rank
+    grace_s: float = 20.0  # SIGTERM to SIGKILL of a rank that stops in order
+    fail_grace_s: float = 6.0  # the same after a failure: its requests are lost anyway
     stop_s: float = 60.0  # every rank gone
     memory_s: float = 180.0  # memory back after a stop
     wait_first_s: float = 5.0  # first pause after a failure; doubles each time
+    wait_factor: float = 2.0
     wait_max_s: float = 300.0
     start_limit: int = 5  # failures within start_window_s before the pair stays down
     start_window_s: float = 3600.0
@@ -39,6 +41,7 @@ class Limits:
     stall_s: float = 300.0  # requests run and nothing moves
     idle_s: float = 30.0  # idle for this long: a tiny checked generation
     canary_s: float = 60.0  # that generation's deadline
+    canary_failures: int = 2  # tiny generations without an answer, in a row, before the pair goes down
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -77,4 +80,4 @@ class Limits:
         """The pause before the next start after `failures` failures in a row."""
         if failures <= 0:
             return 0.0
-        return float(min(self.wait_max_s, self.wait_first_s * 2.0 ** min(failures - 1, 30)))
+        return float(min(self.wait_max_s, self.wait_first_s * self.wait_factor ** min(failures - 1, 30)))

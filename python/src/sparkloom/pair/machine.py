@@ -97,6 +97,12 @@ class Pair:
         return self.generation - 1 if self.phase.running else self.generation
 
     @property
+    def grace_s(self) -> float:
+        """SIGTERM to SIGKILL: patient for an operator, short after a failure."""
+        ordered = self.reason is None or self.reason.cause is Cause.OPERATOR
+        return self.limits.grace_s if ordered else self.limits.fail_grace_s
+
+    @property
     def digest(self) -> str:
         """The head's digest, which every node must equal."""
         report = self.reports.get(self.head)
@@ -163,6 +169,7 @@ class Pair:
             return self._fail(Reason(Cause.STALE_RANK, text, node), now)
         if not report.alive and report.generation == self.generation:
             text = f"the rank ended (status {report.exit_status}) during {self.phase}"
+            text += f": {report.exit_text}" if report.exit_text else ""
             return self._fail(Reason(Cause.RANK_EXIT, text, node), now)
         if not report.alive and self.phase is not Phase.LAUNCHING:
             return self._fail(Reason(Cause.RANK_EXIT, "the rank is gone", node), now)
@@ -171,8 +178,9 @@ class Pair:
     def _order(self, kind: OrderKind, now: float) -> list[Action]:
         if kind is OrderKind.START:
             self.wanted = True
-            if self.phase is Phase.FAILED:
-                self._forgive()
+            was_failed = self.phase is Phase.FAILED
+            self._forgive()
+            if was_failed:
                 return self._enter(Phase.GATE, now)
             return []
         self.wanted = kind is OrderKind.RESTART
@@ -323,16 +331,24 @@ class Pair:
             if report.alive:
                 text = f"a rank of generation {report.generation} still lives"
                 found.append(Reason(Cause.STALE_RANK, text, node))
-            if report.digest != self.digest:
+            if self.head in self.reports and report.digest != self.digest:
                 text = (
                     f"its digest {report.digest[:12]} differs from the head's {self.digest[:12]}: "
-                    "cluster file, package versions, plug-in or weights revision are not the same"
+                    f"{self._difference(report)}"
                 )
                 found.append(Reason(Cause.DIGEST, text, node))
             found += [Reason(Cause.PREFLIGHT, blocker, node) for blocker in report.blockers]
             if not report.memory_back:
                 found.append(Reason(Cause.MEMORY, "too little memory is available for a start", node))
         return found + waiting
+
+    def _difference(self, report: Report) -> str:
+        """Which parts of the digest differ."""
+        mine, theirs = dict(self.reports[self.head].parts), dict(report.parts)
+        names = [n for n in sorted({*mine, *theirs}) if mine.get(n) != theirs.get(n)]
+        if names:
+            return ", ".join(names)
+        return "cluster file, package versions, plug-in or weights revision are not the same"
 
     def _fresh(self, node: str) -> bool:
         """Whether the node has answered a beat of the present phase."""

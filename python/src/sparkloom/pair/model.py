@@ -104,6 +104,8 @@ class Report:
     blockers: tuple[str, ...] = ()
     refusal: str | None = None
     fault: Reason | None = None
+    exit_text: str = ""  # the first error of the ended rank's log
+    parts: tuple[tuple[str, str], ...] = ()  # what the digest is made of, by name
 
 
 class OrderKind(StrEnum):
@@ -208,6 +210,7 @@ class Beat:
         desired: the generation that this node should run, or none.
         digest: what the node's own digest must be before it launches.
         lease_s: how long the node may go on without a further beat.
+        grace_s: SIGTERM to SIGKILL if this beat ends the node's rank.
     """
 
     term: int
@@ -217,5 +220,6 @@ class Beat:
     desired: int | None
     digest: str
     lease_s: float
+    grace_s: float = 20.0
     phase: Phase = Phase.DOWN
     text: str = ""
