@@ -22,4 +22,13 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "preflight": ("sparkloom.cli.preflight", "is this node ready for a rank?"),
     "capture": ("sparkloom.cli.capture", "save what the checks read, redacted, to send or to test with"),
     "import-env": ("sparkloom.cli.import_env", "turn a recipe's environment file into a cluster file"),
+    "agent": ("sparkloom.cli.agent", "own this node's rank and keep the pair as one (systemd runs it)"),
+    "status": ("sparkloom.cli.status", "both ranks, phase, memory, acceptance; --watch"),
+    "start": ("sparkloom.cli.start", "let the pair come up"),
+    "stop": ("sparkloom.cli.stop", "take both ranks down and verify it"),
+    "restart": ("sparkloom.cli.restart", "validate, drain, stop and start both ranks"),
+    "drain": ("sparkloom.cli.drain", "finish running requests, then stop"),
+    "logs": ("sparkloom.cli.logs", "logs of both ranks by generation"),
+    "bundle": ("sparkloom.cli.bundle", "redacted evidence of both nodes"),
+    "chaos": ("sparkloom.cli.chaos", "break a pair on this machine and measure how it comes back"),
 }

@@ -254,7 +254,10 @@ class FakeServer:
         left = False
         try:
             return await self._answer(request, body)
-        except (asyncio.CancelledError, ConnectionError):
+        except ConnectionError:
+            left = True
+            return web.Response(status=499)
+        except asyncio.CancelledError:
             left = True
             raise
         finally:

@@ -1,0 +1,5 @@
+"""`sparkloom drain`: see `sparkloom.cli.orders`."""
+
+from sparkloom.cli.orders import app_for
+
+app = app_for("drain")

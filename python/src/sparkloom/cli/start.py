@@ -1,0 +1,5 @@
+"""`sparkloom start`: see `sparkloom.cli.orders`."""
+
+from sparkloom.cli.orders import app_for
+
+app = app_for("start")
