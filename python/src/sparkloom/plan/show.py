@@ -19,12 +19,17 @@ def gib(value: int) -> str:
     return f"{value / GIB:.2f}"
 
 
-def bar(plan: NodePlan, width: int) -> Text:
+def bar(plan: NodePlan, width: int, full: int) -> Text:
     """The items side by side in proportion, then what is free, or how far they stand over the edge.
 
     Every item of at least half a cell gets one; patterns tell neighbours apart without colour.
+
+    Args:
+        plan: the node.
+        width: cells of the longest bar.
+        full: bytes that `width` cells stand for, the same for all nodes.
     """
-    scale = max(plan.free.free_bytes, plan.need_bytes) / max(1, width)
+    scale = max(full, 1) / max(1, width)
     text, done, drawn = Text(), 0, 0
     edge = round(plan.free.free_bytes / scale)
     for i, item in enumerate(sorted(plan.items, key=lambda item: -item.bytes)):
@@ -100,9 +105,10 @@ def show(plan: Plan, console: Console | None = None) -> None:
     width = max(20, min(console.width, 100) - max(len(node.name) for node in plan.nodes) - 12)
     console.print(table(plan))
     console.print()
+    full = max(max(node.free.free_bytes, node.need_bytes) for node in plan.nodes)
     for node in plan.nodes:
         label = f"{node.name:<{max(len(n.name) for n in plan.nodes)}} "
-        console.print(Text.assemble(label, bar(node, width), f" {gib(node.free.free_bytes)}"))
+        console.print(Text.assemble(label, bar(node, width, full), f" {gib(node.free.free_bytes)}"))
     console.print(legend(plan.binding))
     console.print()
     for line in kv_lines(plan):
