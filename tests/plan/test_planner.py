@@ -277,3 +277,15 @@ def test_command_node_lives_below_root(file: Path, tmp_path: Path, meminfo: Path
     assert run(["plan", str(file), "--node", "head", "--root", str(tmp_path)]) == Exit.CHECK
     with pytest.raises(SparkloomError):
         free.live(tmp_path / "absent")
+
+
+def test_roles_name_nodes(meminfo: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The example's nodes have other names than head and worker."""
+    example = Path(__file__).parents[2] / "docs" / "examples" / "cluster.json"
+    args = ["plan", str(example), "--meminfo", f"head={meminfo}/idle-headless.txt"]
+    args += ["--meminfo", f"worker={meminfo}/idle-twin.txt", "--format", "json"]
+    assert run(args) == Exit.OK
+    nodes = json.loads(capsys.readouterr().out)["nodes"]
+    assert [node["name"] for node in nodes] == ["spark-head", "spark-worker"]
+    assert all("meminfo" in node["free_source"] for node in nodes)
+    assert run([*args, "--meminfo", f"spark-head={meminfo}/desktop.txt"]) == Exit.USAGE

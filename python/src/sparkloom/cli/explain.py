@@ -33,7 +33,7 @@ def explain(
     from sparkloom.plan.inputs import named_files
 
     loaded = load(cluster)
-    files = named_files(fabric or [], "--fabric", [node.name for node in loaded.ranks])
+    files = named_files(fabric or [], "--fabric", loaded)
     rows = explanations(loaded, files)
     if field is not None:
         chosen = {k: v for k, v in rows.items() if k == field or k.startswith((f"{field}.", f"{field}["))}

@@ -29,24 +29,17 @@ def plan(
 ) -> None:
     """Plan the memory. Exit code 0: fits, 3: does not fit (with both sums and what would fit)."""
     from sparkloom.cluster import load
+    from sparkloom.cluster.render import node_named
     from sparkloom.errors import Exit, SparkloomError
     from sparkloom.plan.inputs import gather, named_files
     from sparkloom.plan.planner import plan as decide
 
     loaded = load(cluster)
-    names = [each.name for each in loaded.ranks]
-    if node is not None and node not in names:
-        raise SparkloomError(
-            f"no node {node!r} in the cluster file",
-            file=cluster,
-            field="--node",
-            value=node,
-            mend=f"use one of {', '.join(names)}",
-            code=Exit.USAGE,
-        )
-    files = named_files(meminfo or [], "--meminfo", names)
+    if node is not None:
+        node = node_named(loaded, node)[1].name
+    files = named_files(meminfo or [], "--meminfo", loaded)
     floors: dict[str, int] = {}
-    for name, text in named_files(min_free_kbytes or [], "--min-free-kbytes", names).items():
+    for name, text in named_files(min_free_kbytes or [], "--min-free-kbytes", loaded).items():
         if not str(text).isdecimal():
             raise SparkloomError(
                 "--min-free-kbytes needs a number of KiB",

@@ -37,11 +37,10 @@ def render(
     from sparkloom.plan.inputs import named_files
 
     loaded = load(cluster)
-    node_named(loaded, node)
-    names = [each.name for each in loaded.ranks]
-    files = named_files(fabric or [], "--fabric", names)
+    node = node_named(loaded, node)[1].name
+    files = named_files(fabric or [], "--fabric", loaded)
     if meminfo:
-        _must_fit(loaded, named_files(meminfo, "--meminfo", names))
+        _must_fit(loaded, named_files(meminfo, "--meminfo", loaded))
     rails = None
     if node in files:
         from sparkloom.fabric.peers import rails_from_report

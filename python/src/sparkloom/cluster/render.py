@@ -71,13 +71,12 @@ class Rendered:
 
 
 def node_named(cluster: Cluster, name: str) -> tuple[int, Node]:
-    """Rank and node called `name`.
+    """Rank and node called `name`, or with the role `name` where only one has it.
 
     Errors: USAGE when the file has no such node.
     """
-    for rank, node in enumerate(cluster.ranks):
-        if node.name == name:
-            return rank, node
+    if (found := cluster.find(name)) is not None:
+        return cluster.ranks.index(found), found
     raise SparkloomError(
         f"no node {name!r} in the cluster file",
         field="--node",

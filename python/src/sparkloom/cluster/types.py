@@ -75,6 +75,14 @@ class Cluster(Section):
         """The node of rank 0."""
         return self.ranks[0]
 
+    def find(self, name: str) -> Node | None:
+        """The node called `name`. `head` and, with one worker, `worker` also name a node by its role."""
+        for node in self.nodes:
+            if node.name == name:
+                return node
+        by_role = [node for node in self.nodes if node.role.value == name]
+        return by_role[0] if len(by_role) == 1 else None
+
     @property
     def world(self) -> int:
         """Number of ranks, which is the tensor-parallel size."""

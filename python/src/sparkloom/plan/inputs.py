@@ -11,18 +11,21 @@ from sparkloom.plan import free
 from sparkloom.plan.free import Free
 
 
-def named_files(values: Sequence[str], option: str, names: Sequence[str]) -> dict[str, Path]:
-    """`NAME=FILE` options as a map.
+def named_files(values: Sequence[str], option: str, cluster: Cluster) -> dict[str, Path]:
+    """`NODE=FILE` options as a map from node name. A role names a node where only one has it.
 
     Errors: USAGE for a value without `=`, an unknown or a repeated node.
     """
     found: dict[str, Path] = {}
+    names = [node.name for node in cluster.ranks]
     for value in values:
         name, equals, path = value.partition("=")
         if not equals or not path:
             raise SparkloomError(
                 f"{option} needs NODE=FILE", value=value, mend=f"{option} {names[0]}=FILE", code=Exit.USAGE
             )
+        if (node := cluster.find(name)) is not None:
+            name = node.name
         if name not in names or name in found:
             problem = "given twice" if name in found else "not a node of the cluster file"
             raise SparkloomError(
