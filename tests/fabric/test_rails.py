@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 
 import pytest
-from fixtures.spark_tree import LINK_LOCAL, ZERO, Half, SparkTree, mapped, one_cable, put
+from fixtures.spark_tree import LINK_LOCAL, ZERO, Half, SparkTree, kernel_layout, mapped, one_cable, put
 
 from sparkloom.fabric import choose_rails, nccl_environment, parse_addresses, read_fabric
 from sparkloom.findings import Level, worst
@@ -62,6 +62,23 @@ def test_any_one_link_between_interface_and_device_is_enough(tmp_path, links, fi
     rails, findings = rails_of(tree, tmp_path, A)
     assert (rails[0].netdev, rails[0].gid_index, rails[0].mtu) == ("enp1s0f0np0", 3, 9000)
     assert worst(findings) is not Level.fail
+
+
+def test_the_kernels_own_layout_of_links(tmp_path):
+    tree = one_cable(index=5)
+    tree.device_links = False
+    tree.ndevs = False
+    root = kernel_layout(tree.write(tmp_path / "root"))
+    assert (root / "sys/class/net/enp1s0f0np0").is_symlink()
+    assert (root / "sys/class/infiniband/rocep1s0f0/device/net/enp1s0f0np0/mtu").exists()
+    fabric = read_fabric(SysRoot(root))
+    rails, findings = choose_rails(fabric, parse_addresses([A, B]))
+    assert [(r.netdev, r.gid_index, r.mtu) for r in rails] == [
+        ("enp1s0f0np0", 5, 9000),
+        ("enP2p1s0f0np0", 5, 9000),
+    ]
+    assert worst(findings) is Level.ok
+    assert {p.pci for p in fabric.ports} == {"0000:01:00.0", "0000:01:00.1", "0002:01:00.0", "0002:01:00.1"}
 
 
 REFUSALS = {

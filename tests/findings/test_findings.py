@@ -44,9 +44,13 @@ def test_an_error_becomes_a_failing_finding_with_its_places():
 
 
 def test_text_shows_markup_characters_as_they_are(capsys):
-    print_text([warn("x", "saw [red] text", "remove [it]", "| [a] |")])
+    print_text([warn("x", "saw [red] text", "remove [it]", "| [a] |"), ok("y", "fine", "not shown")])
     out = capsys.readouterr().out
     assert "saw [red] text" in out
     assert "mend: remove [it]" in out
+    assert "| [a] |" in out
+    assert "not shown" not in out
     assert "1 warn" in out
+    print_text([warn("x", "z")], total=False)
+    assert "1 warn" not in capsys.readouterr().out
     assert worst([]) is Level.ok

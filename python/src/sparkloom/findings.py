@@ -103,8 +103,14 @@ def report_dict(findings: Sequence[Finding], *, strict: bool = False) -> dict[st
     }
 
 
-def print_text(findings: Sequence[Finding], *, title: str = "") -> None:
-    """Print findings for people: one line each, details and mends indented below."""
+def print_text(findings: Sequence[Finding], *, title: str = "", total: bool = True) -> None:
+    """Print findings for people: one line each; what is not well has its details and its mend below.
+
+    Args:
+        findings: in the order of the output.
+        title: a line above them.
+        total: end with the worst level and the counts.
+    """
     from rich.console import Console
     from rich.markup import escape
 
@@ -116,10 +122,12 @@ def print_text(findings: Sequence[Finding], *, title: str = "") -> None:
         style = _STYLE[finding.level]
         head = f"[{style}]{finding.level:<4}[/{style}] {escape(finding.check):<{width}}"
         console.print(f"{head}  {escape(finding.summary)}")
-        for line in finding.detail.splitlines():
+        for line in finding.detail.splitlines() if finding.level is not Level.ok else ():
             console.print(f"     {escape(line)}", style="dim")
         if finding.mend:
             console.print(f"     mend: {escape(finding.mend)}")
+    if not total:
+        return
     counts = {level: sum(f.level is level for f in findings) for level in Level}
     summary = ", ".join(f"{n} {level}" for level, n in counts.items() if n)
     level = worst(findings)

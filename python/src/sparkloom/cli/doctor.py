@@ -39,7 +39,7 @@ def doctor(
             if step.skipped:
                 print(f"{step.name}: skipped")
             else:
-                print_text(step.findings, title=step.name)
+                print_text(step.findings, title=step.name, total=False)
         print(f"\nverdict: {found.verdict}")
         print(f"next step: {found.next_step}")
     raise typer.Exit(exit_code(found.findings, strict=strict))

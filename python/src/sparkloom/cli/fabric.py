@@ -11,7 +11,7 @@ import typer
 
 from sparkloom.capture import opened
 from sparkloom.cli.options import Format, FormatOption, new_app, print_json
-from sparkloom.errors import SparkloomError
+from sparkloom.errors import Exit, SparkloomError
 from sparkloom.fabric import (
     Rail,
     choose_rails,
@@ -107,27 +107,48 @@ def check(
 
 @app.command()
 def bandwidth(
-    available: Annotated[
+    meminfo: Annotated[
         list[str] | None,
         typer.Option("--meminfo", help="A node's /proc/meminfo; the smaller node binds.", metavar="FILE"),
     ] = None,
     size: Annotated[int | None, typer.Option("--size", help="Buffer bytes to ask for.")] = None,
     buffers: Annotated[int, typer.Option("--buffers", min=1, help="Buffers that the test holds.")] = 2,
+    run: Annotated[bool, typer.Option("--run", help="Measure every rail with ib_write_bw.")] = False,
+    address: AddressOption = None,
+    peer_address: Annotated[
+        list[str] | None,
+        typer.Option("--peer-address", help="The other node's addresses; without: wait for it."),
+    ] = None,
+    seconds: Annotated[int, typer.Option("--seconds", min=1, max=60)] = 5,
     format: FormatOption = Format.text,
 ) -> None:
-    """How large a bandwidth test may be on these nodes without freezing one."""
+    """How large a test may be without freezing a node; with --run measure each rail."""
+    from sparkloom.fabric import perftest
     from sparkloom.fabric.probe import bandwidth_buffer
     from sparkloom.meminfo import read_meminfo
 
-    files = [Path(f) for f in available or ["/proc/meminfo"]]
-    smallest = min(read_meminfo(f)["MemAvailable"] for f in files)
+    smallest = min(read_meminfo(Path(f))["MemAvailable"] for f in meminfo or ["/proc/meminfo"])
     chosen = bandwidth_buffer(smallest, wanted=size, buffers=buffers)
+    result: dict[str, Any] = {
+        "buffer_bytes": chosen.buffer_bytes, "total_bytes": chosen.total_bytes, "reason": chosen.reason,
+    }  # fmt: skip
+    findings: list[Finding] = []
+    if run:
+        rails, findings = rails_of(Path("/"), address)
+        peers = [str(a) for a in parse_addresses(peer_address, "--peer-address")] if peer_address else None
+        if exit_code(findings) != Exit.CHECK:
+            message = min(chosen.buffer_bytes, perftest.MESSAGE)
+            rates, measured = perftest.run(rails, peers, message=message, seconds=seconds)
+            findings += measured
+            result["rates"] = [{"rdma": rate.rdma, "gbps": rate.gbps} for rate in rates]
+        result["findings"] = [f.as_dict() for f in findings]
     if format is Format.json:
-        print_json(
-            {"buffer_bytes": chosen.buffer_bytes, "total_bytes": chosen.total_bytes, "reason": chosen.reason}
-        )
+        print_json(result)
     else:
         print(f"{chosen.buffer_bytes} bytes per buffer, {chosen.total_bytes} in all: {chosen.reason}")
+        if run:
+            print_text(findings)
+    raise typer.Exit(exit_code(findings))
 
 
 def rails_of(
@@ -168,26 +189,22 @@ def _named(finding: Finding, node: str) -> Finding:
 
 
 def print_rails(rails: list[Rail]) -> None:
-    """The rails as a table for people."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False)
-    for column in ("interface", "rdma", "address", "GID", "kind", "MTU", "RDMA MTU", "link", "rate"):
-        table.add_column(column, no_wrap=True)
+    """The rails as a table for people; never cut, so that it can be pasted."""
+    rows: list[tuple[str, ...]] = [
+        ("interface", "rdma", "address", "GID", "kind", "MTU", "RDMA MTU", "link", "rate")
+    ]
     for rail in rails:
         link = "?" if rail.carrier is None else "up" if rail.carrier else "down"
-        gid = "none" if rail.gid_index is None else f"{rail.gid_index}"
         cells = (
             rail.netdev,
             rail.rdma,
             rail.address,
-            gid,
+            rail.gid_index,
             rail.gid_type,
             rail.mtu,
             rail.active_mtu,
-            link,
-            rail.rate,
         )
-        table.add_row(*("-" if cell is None else str(cell) for cell in cells))
-    Console(soft_wrap=True).print(table)
+        rows.append(tuple("-" if cell is None else str(cell) for cell in (*cells, link, rail.rate)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 app = new_app("Fetch, verify, bundle and share the pinned weights.")
 
 ClusterArgument = Annotated[
-    Path | None, typer.Argument(metavar="[CLUSTER]", help="Cluster file that pins the weights.")
+    Path | None, typer.Argument(metavar="CLUSTER", help="Cluster file that pins the weights.")
 ]
 RepoOption = Annotated[str | None, typer.Option("--repo", help="Without a cluster file: OWNER/NAME.")]
 RevisionOption = Annotated[str | None, typer.Option("--revision", help="Its commit, all 40 digits.")]

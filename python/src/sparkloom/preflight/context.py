@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from sparkloom.cluster import Cluster
 from sparkloom.cluster.nodes import Node, Role
@@ -24,6 +24,7 @@ class Context:
     cluster: Cluster
     node: Node
     root: SysRoot
+    _answers: dict[str, str | None] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def is_head(self) -> bool:
@@ -45,7 +46,9 @@ class Context:
         saved = self.root.text(f"{COMMANDS}/{name}")
         if saved is not None or not self.root.live:
             return saved
-        return capture_text(argv, timeout_s=timeout_s)
+        if name not in self._answers:
+            self._answers[name] = capture_text(argv, timeout_s=timeout_s)
+        return self._answers[name]
 
     def meminfo(self) -> dict[str, int] | None:
         """`/proc/meminfo` in bytes, or `None` when the tree has none."""

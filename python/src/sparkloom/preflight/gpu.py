@@ -123,7 +123,17 @@ def judge_gpu(row: dict[str, str]) -> list[Finding]:
 
 
 def _state(row: dict[str, str]) -> str:
-    return ", ".join(f"{name} {row[name]}" for name in GPU_FIELDS[2:8] if row.get(name))
+    """Heat, power and clock of one GPU in words; cells that the driver does not support are left out."""
+    heat, power, clock, most = (
+        number(row.get(name)) for name in ("temperature.gpu", "power.draw", "clocks.sm", "clocks.max.sm")
+    )
+    words = [
+        f"{heat:.0f} °C" if heat is not None else "",
+        f"{power:.0f} W" if power is not None else "",
+        f"{clock:.0f} MHz" if clock is not None else "",
+        f"at most {most:.0f} MHz" if most is not None else "",
+    ]
+    return ", ".join(word for word in words if word) or "no readings"
 
 
 @dataclass(frozen=True, slots=True)

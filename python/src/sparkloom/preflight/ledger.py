@@ -18,7 +18,7 @@ from sparkloom.preflight.context import Context
 from sparkloom.preflight.gpu import driver_version
 from sparkloom.preflight.software import VLLM_CODE, VLLM_FILE, nccl_text
 from sparkloom.preflight.system import kernel_release
-from sparkloom.preflight.versions import matches, nccl_version, parse_version
+from sparkloom.preflight.versions import dotted, matches, nccl_version, parse_version
 
 FACTS = ("kernel", "driver", "firmware", "nccl", "vllm")
 LEVELS = {"good": Level.ok, "suspect": Level.warn, "bad": Level.fail}
@@ -114,10 +114,15 @@ def facts_of(ctx: Context) -> dict[str, str]:
         "kernel": kernel_release(ctx),
         "driver": driver_version(ctx),
         "firmware": next((text for text in firmware if text), None),
-        "nccl": (nccl_text(ctx) or "").strip() or None if ctx.on_gpu else None,
+        "nccl": _nccl(ctx) if ctx.on_gpu else None,
         "vllm": None if ctx.in_container else _vllm(ctx),
     }
     return {name: text for name, text in found.items() if text}
+
+
+def _nccl(ctx: Context) -> str | None:
+    version = nccl_version(nccl_text(ctx) or "")
+    return dotted(version) if version else None
 
 
 def _vllm(ctx: Context) -> str | None:
