@@ -9,7 +9,14 @@ import pytest
 torch = pytest.importorskip("torch")
 F = torch.nn.functional
 
-from sparkloom.vllm.cpu import conv, draft_norm, latent_attention, mhc, recurrence  # noqa: E402
+from sparkloom.vllm.cpu import (  # noqa: E402
+    conv,
+    draft_norm,
+    latent_attention,
+    mhc,
+    recurrence,
+    swiglu,
+)
 
 
 def seeded(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -209,3 +216,26 @@ def test_latent_attention_prompt_and_decode_agree() -> None:
     hidden, _ = latent_attention.decode(impl, absorbed, cache, SimpleNamespace(decode=step))
     want = torch.einsum("hr,hvr->hv", hidden[0], w[:, nope:]).flatten()
     assert torch.allclose(output[-1], want, atol=1e-5)
+
+
+def test_native_experts_clamp_where_it_matters() -> None:
+    x, gate_up, down = seeded(3, 16) * 4, seeded(4, 16, 16, seed=1), seeded(4, 16, 8, seed=2)
+    weights, ids = torch.rand(3, 2), torch.tensor([[0, 1], [2, 1], [3, 0]])
+
+    def want(limit: float) -> torch.Tensor:
+        out = torch.zeros(3, 16)
+        for t in range(3):
+            for k in range(2):
+                gate, up = (gate_up[ids[t, k]] @ x[t]).split(8)
+                gate, up = torch.minimum(gate, torch.tensor(limit)), up.clip(-limit, limit)
+                out[t] += weights[t, k] * (down[ids[t, k]] @ (F.silu(gate) * up))
+        return out
+
+    got = swiglu.experts(x, weights, ids, gate_up, down, 10.0)
+    assert torch.allclose(got, want(10.0), atol=1e-3)
+    assert not torch.allclose(got, want(1e9), atol=1.0)  # the limit bites on these inputs
+    halves = [
+        swiglu.experts(x, weights, ids, gate_up[part], down[part], 10.0, torch.tensor(places))
+        for part, places in ((slice(0, 2), [0, 1, -1, -1]), (slice(2, 4), [-1, -1, 0, 1]))
+    ]
+    assert torch.allclose(halves[0] + halves[1], got, atol=1e-3)

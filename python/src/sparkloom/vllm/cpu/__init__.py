@@ -19,7 +19,7 @@ model, and only then: other models in other processes are untouched.
 | 11 | prefix caching is on by default, the hybrid cache then rejects the block size | start with `--no-enable-prefix-caching` | none: an option |
 | 12 | **silent**: the CPU conv swallows `num_accepted_tokens` | wrong window, NaN with any drafts | `conv` |
 | 13 | MTP's `fused_eh_norm` is Triton | no Triton | `draft_norm` |
-| 14 | **silent**: `CPUUnquantizedExperts` ignores `swiglu_limit` | wrong once a gate passes the limit | `swiglu`: refused; EXL3 experts clamp |
+| 14 | **silent**: `CPUUnquantizedExperts` ignores `swiglu_limit` | wrong once a gate passes the limit | `swiglu` (EXL3 experts clamp anyway) |
 
 Every module has a test that fails when the upstream code no longer has the form that it works around.
 """
