@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 rank, port, answer, behaviour = sys.argv[1:]
+if behaviour == "immune":
+    signal.signal(signal.SIGTERM, lambda *_: os.write(1, b"SIGTERM ignored\n") and None)
 if behaviour == f"die-{rank}":
     print("ERROR worker.py:1 RuntimeError: no such shard", flush=True)
     sys.exit(0)

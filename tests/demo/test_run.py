@@ -128,6 +128,21 @@ def test_signal_ends_serving(tmp_path: Path, nodes: str, sig: int) -> None:
         httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
 
 
+def test_second_signal_hurries_the_stop(tmp_path: Path) -> None:
+    """Ranks that ignore SIGTERM would take 22 s to go; a second Ctrl-C kills them at once, whole."""
+    process, port = begin(tmp_path, "loopback", once=False, behaviour="immune")
+    until_served(process, port)
+    process.send_signal(signal.SIGINT)
+    log = tmp_path / "logs/worker.log"
+    while "SIGTERM ignored" not in log.read_text():
+        time.sleep(0.05)
+    assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    asked = time.monotonic()
+    assert finish(process, tmp_path)[0] == 0
+    assert time.monotonic() - asked < 14
+
+
 def test_signal_in_start_up(tmp_path: Path) -> None:
     process, _ = begin(tmp_path, "loopback", behaviour="silent")
     end = time.monotonic() + 20

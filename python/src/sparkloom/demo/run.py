@@ -273,8 +273,8 @@ def curl_line(port: int, served: str, settings: Settings) -> str:
 
 def serve(pair: Pair, view: View) -> None:
     """Until Ctrl-C or SIGTERM; a rank that ends raises."""
-    view.console.print("Serving until Ctrl-C.")
     try:
+        view.console.print("Serving until Ctrl-C.")
         while True:
             pair.check()
             time.sleep(POLL_S)
