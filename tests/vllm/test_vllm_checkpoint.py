@@ -89,6 +89,8 @@ def test_names_of_wrapped_and_mtp_layers_meet() -> None:
     assert found.find("model.layers.45.mtp_block.mlp.shared_experts.down_proj") is not None
     assert found.find("language_model.lm_head") is not None
     assert found.find("model.layers.4.mlp.shared_experts.down_proj") is None
+    assert found.find("visual.layers.45.mlp.shared_experts.down_proj") is None
+    assert found.find("vision_tower.encoder.layers.45.mlp.shared_experts.down_proj") is None
 
 
 @pytest.mark.parametrize(

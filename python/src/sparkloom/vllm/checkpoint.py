@@ -30,6 +30,7 @@ MAX_HEADER = 100 << 20
 
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
 _LAYERS = re.compile(r"(?:^|\.)(layers\.\d+\..*)$")
+_TOWER = re.compile(r"(?:^|\.)(visual|vision|audio)\w*\.")
 
 
 @dataclass(frozen=True)
@@ -129,10 +130,14 @@ def fold(name: str) -> str:
 
 
 def tail(name: str) -> str:
-    """The part of a module's name that both the checkpoint and vLLM use: from `layers.N.` on."""
+    """The part of a module's name that both the checkpoint and vLLM use: from `layers.N.` on.
+
+    A vision or audio tower keeps its kind in front, so that its layers are not taken for the text's.
+    """
     name = name.replace(".routed_experts", "").replace(".mtp_block.", ".")
-    found = _LAYERS.search(name)
-    return found[1] if found else name.rpartition("language_model.")[2].removeprefix("model.")
+    tower, found = _TOWER.search(name), _LAYERS.search(name)
+    rest = found[1] if found else name.rpartition("language_model.")[2].removeprefix("model.")
+    return f"{tower[1]}:{rest}" if tower else rest
 
 
 @dataclass

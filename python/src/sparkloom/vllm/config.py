@@ -73,7 +73,7 @@ class Exl3Config(QuantizationConfig):  # type: ignore[misc]
     ) -> None:
         """Read the checkpoint's headers, if its files are on this machine."""
         folder = local_folder(model_name, revision)
-        if folder is None or not checkpoint.files(folder):
+        if folder is None or not weights_here(folder, certain=Path(model_name).is_dir()):
             logger.warning(
                 "no weight file of %s is here yet: by its quantization_config routed experts are EXL3 and "
                 "everything else is native",
@@ -157,6 +157,24 @@ def local_folder(model: str, revision: str | None = None) -> Path | None:
         return Path(snapshot_download(model, revision=revision, local_files_only=True))
     except Exception:  # not cached, or no valid hub name: the weight loader will say so
         return None
+
+
+def weights_here(folder: Path, *, certain: bool) -> bool:
+    """Whether the weight files are in `folder`.
+
+    Args:
+        certain: the user named this folder, so a missing shard is an error; in the hub's cache it may still
+            come.
+
+    Raises:
+        SparkloomError: a shard is missing from the user's own folder.
+    """
+    try:
+        return bool(checkpoint.files(folder))
+    except SparkloomError:
+        if certain:
+            raise
+        return False
 
 
 def refuse_attention(inventory: Inventory, hf_config: Any) -> None:
