@@ -13,7 +13,7 @@ import pytest
 from sparkloom.cli.main import run
 from sparkloom.cluster import Cluster, ClusterError, settings
 from sparkloom.errors import Exit, SparkloomError
-from sparkloom.plan import free, plan, ranklog
+from sparkloom.plan import free, plan
 from sparkloom.plan.needs import image_bytes
 
 GIB = 1 << 30
@@ -205,18 +205,6 @@ def test_node_counts(meminfo: Path) -> None:
         needs.append(found.binding.need_bytes)
         assert found.fits is (count > 1)
     assert all(a > b for a, b in itertools.pairwise(needs))
-
-
-def test_only_the_smallest_rank_counts() -> None:
-    logs = {
-        "head": "INFO Available KV cache memory: 18.20 GiB\nINFO GPU KV cache size: 1,550,000 tokens\n",
-        "worker": "\x1b[36m(Worker_TP1)\x1b[0;0m INFO Available KV cache memory: 14.75 GiB\n",
-    }
-    name, figure = ranklog.smallest({k: ranklog.figure(v) for k, v in logs.items()}) or ("", None)
-    assert name == "worker"
-    assert figure
-    assert figure.available_bytes == round(14.75 * GIB)
-    assert ranklog.smallest({"head": ranklog.figure("nothing")}) is None
 
 
 # ------------------------------------------------------------------ command

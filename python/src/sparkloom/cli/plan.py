@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sparkloom.cli.options import Format, FormatOption, new_app, print_json
+
+if TYPE_CHECKING:
+    from sparkloom.logs.phases import RankLog
 
 app = new_app("Sum up the memory of every node and say whether the cluster file fits.")
 
@@ -24,6 +27,10 @@ def plan(
     min_free_kbytes: Annotated[
         list[str] | None,
         typer.Option(metavar="NODE=N", help="vm.min_free_kbytes of a node whose meminfo is a file."),
+    ] = None,
+    rank_log: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NODE=FILE", help="A rank's log, to see the plan beside what was measured."),
     ] = None,
     format: FormatOption = Format.text,
 ) -> None:
@@ -49,11 +56,33 @@ def plan(
             )
         floors[name] = int(str(text))
     decided = decide(loaded, gather(loaded, files, node=node, root=root, min_free_kbytes=floors))
+    logs = {name: _log(path) for name, path in named_files(rank_log or [], "--rank-log", loaded).items()}
     if format is Format.json:
-        print_json(decided.as_dict())
+        document = decided.as_dict()
+        if logs:
+            from sparkloom.plan.measured import as_dict
+
+            document["measured"] = as_dict(decided, logs)
+        print_json(document)
     else:
         from sparkloom.plan.show import show
 
         show(decided)
+        if logs:
+            from sparkloom.plan.measured import lines
+
+            print("\n".join(lines(decided, logs)) or "the logs have no figures")
     if not decided.fits:
         raise typer.Exit(Exit.CHECK)
+
+
+def _log(path: Path) -> RankLog:
+    from sparkloom.errors import SparkloomError
+    from sparkloom.logs.phases import of_text
+
+    try:
+        return of_text(path.read_text("utf-8", "replace"))
+    except OSError as error:
+        raise SparkloomError(
+            f"cannot read the log: {error.strerror}", file=path, mend="give a log of this rank"
+        ) from None
