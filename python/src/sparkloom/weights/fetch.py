@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import queue
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,16 +170,39 @@ def _sort_out(
 def _in_threads(
     work: Callable[[FileEntry], None], entries: Sequence[FileEntry], jobs: int, options: Options
 ) -> None:
-    """Run `work` for each entry; the first error stops the others and is raised."""
-    pool = ThreadPoolExecutor(max(1, jobs))
+    """Run `work` for each entry; the first error stops the others and is raised.
+
+    The threads are daemons: an interrupt must not wait for a silent server. What they wrote is kept.
+    """
+    waiting: queue.SimpleQueue[FileEntry | None] = queue.SimpleQueue()
+    ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+
+    def worker() -> None:
+        while (entry := waiting.get()) is not None:
+            try:
+                if not options.stop.is_set():
+                    work(entry)
+            except BaseException as error:
+                ended.put(error)
+            else:
+                ended.put(None)
+
+    threads = [threading.Thread(target=worker, daemon=True) for _ in range(min(max(1, jobs), len(entries)))]
+    for entry in entries:
+        waiting.put(entry)
+    for thread in threads:
+        waiting.put(None)
+        thread.start()
     try:
-        for future in as_completed([pool.submit(work, entry) for entry in entries]):
-            future.result()
+        for _ in entries:
+            error = ended.get()
+            if error is not None:
+                raise error
     except BaseException:
         options.stop.set()
-        pool.shutdown(wait=True, cancel_futures=True)
+        for thread in threads:
+            thread.join(0.5)
         raise
-    pool.shutdown()
 
 
 def _check_room(folder: Path, missing: Sequence[FileEntry]) -> None:

@@ -44,10 +44,16 @@ def verify_target(
             warn("weights.manifest", f"no manifest of the {target.name}: hashes are unknown", mend)
         )
     else:
-        verdicts = verify(place, manifest, limit=limit, jobs=jobs, progress=progress)
+        notes: list[str] = []
+        verdicts = verify(place, manifest, limit=limit, jobs=jobs, progress=progress, note=notes.append)
         findings += verdict_findings(verdicts, place, f"weights.{target.name}")
         if place.cache is None and not (place.folder / MANIFEST_NAME).exists():
-            save_manifest(place.folder / MANIFEST_NAME, manifest)
+            try:
+                save_manifest(place.folder / MANIFEST_NAME, manifest)
+            except OSError as error:
+                notes.append(f"the manifest cannot be written in {place.folder}: {error.strerror}")
+        mend = "run it as the owner of the folder, or the next verification reads everything again"
+        findings += [warn(f"weights.{target.name}", text, mend) for text in notes]
     findings += _structure(target, place, world, quantization)
     return _row(target, place, manifest, verdicts), findings
 

@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from sparkloom.errors import SparkloomError
+from sparkloom.exl3.checkpoint import INDEX, read_index
 from sparkloom.findings import Finding, fail, ok, warn
 from sparkloom.weights.checkpoint import shard_problem
 from sparkloom.weights.hashing import Opener, RateLimit, digest_for, expected, feed, open_unbuffered
@@ -47,6 +49,7 @@ def verify(
     jobs: int = 1,
     progress: Callable[[str, int], None] | None = None,
     opener: Opener = open_unbuffered,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Verdict]:
     """A verdict for every file of the manifest, and for every file that is too much.
 
@@ -59,6 +62,7 @@ def verify(
         jobs: files hashed at once.
         progress: called with path and bytes read.
         opener: how files are opened for hashing.
+        note: told when the receipt cannot be written.
     """
     receipt_folder = receipts or place.cache or place.folder
     receipt = load_receipt(receipt_folder)
@@ -80,7 +84,10 @@ def verify(
     else:
         verdicts = [one(entry) for entry in manifest.files]
     if changed:
-        save_receipt(receipt_folder, receipt)
+        try:
+            save_receipt(receipt_folder, receipt)
+        except OSError as error:
+            note(f"the receipt cannot be written in {receipt_folder}: {error.strerror}")
     return verdicts + _extras(place, manifest)
 
 
@@ -150,7 +157,7 @@ def _extras(place: Place, manifest: Manifest) -> list[Verdict]:
 def manifest_of_cache(place: Place, repo: str, revision: str) -> Manifest | None:
     """A manifest from a cache's own links: blobs are named by their hash. `None` for other places.
 
-    It knows only the files that are there; the index tells whether that is all.
+    It knows the files that are there, and by their names the shards that the index lists.
     """
     if place.cache is None or not place.folder.is_dir():
         return None
@@ -162,6 +169,12 @@ def manifest_of_cache(place: Place, repo: str, revision: str) -> Manifest | None
         except OSError:
             size = 0
         entries.append(FileEntry(name, size, sha256, sha1))
+    known = {entry.path for entry in entries}
+    try:
+        listed = set(read_index(place.folder / INDEX).values()) if INDEX in known else set()
+    except (SparkloomError, RecursionError):
+        listed = set()  # the check of the checkpoint says what is wrong with the index
+    entries += [FileEntry(name, 0) for name in sorted(listed - known)]
     return Manifest(repo, revision, tuple(entries))
 
 
