@@ -1,10 +1,7 @@
 # What both Sparks share beside the cluster: hardware, boot, remote access.
 { lib, ... }:
 {
-  imports = [
-    ./cluster.nix
-    ./disk.nix
-  ];
+  imports = [ ./disk.nix ];
 
   nixpkgs.hostPlatform = "aarch64-linux";
   hardware.dgx-spark.enable = true;

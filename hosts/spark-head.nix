@@ -1,6 +1,9 @@
 # Rank 0: serves the API on loopback. The gateway below opens it to the network when you have a certificate and keys.
 {
-  imports = [ ./common.nix ];
+  imports = [
+    ./cluster.nix
+    ./common.nix
+  ];
   networking.hostName = "spark-head";
 
   # Prometheus with alert rules on loopback, and Grafana with a dashboard made for unified memory:

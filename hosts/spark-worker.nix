@@ -1,5 +1,8 @@
 # Rank 1: no API, no port outside the fabric.
 {
-  imports = [ ./common.nix ];
+  imports = [
+    ./cluster.nix
+    ./common.nix
+  ];
   networking.hostName = "spark-worker";
 }

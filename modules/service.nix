@@ -159,13 +159,13 @@ in
         (if container then lib.filterAttrs (key: _: !confines key) agent.Service else agent.Service)
         // {
           # Running answers end before the agent does.
-          ExecStop = "-${values.exec} drain";
+          ExecStop = "-${values.exec} drain --socket ${cluster.agent.socket}";
         }
         // lib.optionalAttrs (!container && elsewhere != [ ]) { ReadWritePaths = map (path: "-${path}") elsewhere; }
         // lib.optionalAttrs container {
           ExecStart = lib.getExe contained;
           ExecStop = [
-            "-${podman} exec sparkloom-agent sparkloom drain"
+            "-${podman} exec sparkloom-agent sparkloom drain --socket ${cluster.agent.socket}"
             "-${podman} stop --time ${toString (builtins.floor cluster.deadlines.stop_seconds)} sparkloom-agent"
           ];
           NotifyAccess = "all";
@@ -181,7 +181,10 @@ in
       serviceConfig = {
         Type = "oneshot";
         RemainAfterExit = true;
-        ExecStart = "${values.exec} weights fetch ${values.cluster}";
+        ExecStart = [
+          "${values.exec} weights fetch ${values.cluster}"
+          "${values.exec} weights verify ${values.cluster}"
+        ];
         User = user.name;
         Group = user.group;
         TimeoutStartSec = "infinity";
