@@ -44,6 +44,7 @@ let
   };
   self = (import (root + "/flake.nix")).outputs (inputs // { inherit self; }) // {
     outPath = root;
+    inherit inputs;
   };
 in
 self

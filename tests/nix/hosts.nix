@@ -68,6 +68,10 @@ in
       image = "registry.example.org/sparkloom@sha256:${lib.concatStrings (lib.replicate 64 "0")}";
     };
   });
+  # The template in the hands of a user: the same systems.
+  template =
+    lib.mapAttrs (_: system: system.config.system.build.toplevel.drvPath)
+      ((import ../../hosts/template/flake.nix).outputs { sparkloom = flake; }).nixosConfigurations;
   rules = import ../../modules/monitoring/rules.nix;
   exposed = facts (variant {
     services.sparkloom.weights.enable = false;

@@ -55,7 +55,6 @@ def environment() -> dict[str, str]:
             "warn-dirty = false",
             "max-jobs = 2",
             "cores = 2",
-            "build-hook =",
             "extra-platforms = aarch64-linux",
         ]
     )

@@ -1,8 +1,10 @@
 # The option tree of `services.sparkloom` and the messages of bad configurations, without the rest of NixOS.
-{ tree }:
+{
+  tree ? null,
+  lib ? import (tree + "/nixpkgs-mini/lib"),
+  pkgs ? import (tree + "/nixpkgs-mini") { system = "aarch64-linux"; },
+}:
 let
-  lib = import (tree + "/nixpkgs-mini/lib");
-  pkgs = import (tree + "/nixpkgs-mini") { system = "aarch64-linux"; };
   # Stands in for every option of NixOS that the modules set or read.
   rest = {
     options = {

@@ -10,18 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from golden_check import readable
 from nixlab import HERE, facts
 
 pytestmark = pytest.mark.heavy  # one evaluation of five systems, 10 s of one core
 
 GOLDEN = HERE / "golden"
-NOISE = re.compile(r'^(Environment="(LOCALE_ARCHIVE|PATH|TZDIR)=|X-Restart-Triggers=)')
-
-
-def readable(text: str) -> str:
-    """Unit text without hashes of the store and without the variables that NixOS adds to every unit."""
-    text = re.sub(r"/nix/store/[a-z0-9]{32}-", "/nix/store/...-", text)
-    return "\n".join(line for line in text.rstrip().splitlines() if not NOISE.match(line)) + "\n"
 
 
 def rendered(system: dict[str, Any]) -> dict[str, str]:
@@ -85,6 +79,18 @@ def test_host_evaluates_to_a_whole_system(host: str) -> None:
     assert found["warnings"] == []
 
 
+def test_template_gives_the_same_systems() -> None:
+    found = facts("hosts")
+    assert found["template"] == {host: found[host]["toplevel"] for host in ("spark-head", "spark-worker")}
+
+
+def test_template_is_a_copy_of_the_hosts() -> None:
+    hosts = HERE.parents[1] / "hosts"
+    copies = {path.name: path.read_text() for path in (hosts / "template").glob("*.nix")}
+    del copies["flake.nix"]
+    assert copies == {path.name: path.read_text() for path in hosts.glob("*.nix")}
+
+
 def test_variants_hold_their_assertions() -> None:
     for name in ("with-gateway", "with-oci", "exposed"):
         assert facts("hosts")[name]["failed"] == [], name
@@ -99,7 +105,9 @@ def test_firewall_opens_what_was_asked_for_and_trusts_the_fabric_only() -> None:
         # The hardware module wants the container bridge trusted; the rendezvous ports have no authentication.
         assert firewall["trustedInterfaces"] == ["lo", *rails]
         assert firewall["allowedUDPPorts"] == []
-    ports = {name: system["firewall"]["allowedTCPPorts"] for name, system in found.items() if name != "rules"}
+    ports = {
+        name: system["firewall"]["allowedTCPPorts"] for name, system in found.items() if "firewall" in system
+    }
     assert ports == {
         "spark-head": [22],
         "spark-worker": [22],
@@ -118,7 +126,7 @@ def test_cluster_file_is_what_the_program_accepts(tmp_path: Path) -> None:
     from sparkloom.cluster import load
 
     for name, system in facts("hosts").items():
-        if name == "rules":
+        if "cluster" not in system:
             continue
         file = tmp_path / f"{name}.json"
         file.write_text(json.dumps(system["cluster"]))
