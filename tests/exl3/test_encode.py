@@ -14,10 +14,10 @@ import pytest
 from sparkloom import exl3
 from sparkloom.errors import SparkloomError
 from sparkloom.exl3 import kernels, viterbi
-from sparkloom.exl3.encode import fill
+from sparkloom.exl3.encode import FILL
 
-# Squared error on Gaussian weights: measured 0.0685, 0.0175, 0.0045, 0.0003 to 0.0004; the limit is 4^-bits.
-BOUNDS = {2: 0.0735, 3: 0.0190, 4: 0.0049, 6: 0.00042}
+# Squared error on Gaussian weights: measured 0.0696, 0.0177, 0.0046, 0.00033; the limit is 4^-bits.
+BOUNDS = {2: 0.0735, 3: 0.0190, 4: 0.0049, 6: 0.00036}
 
 
 def gaussian(k: int, n: int, seed: int = 0, scale: float = 0.02) -> np.ndarray:
@@ -30,7 +30,7 @@ def nmse(found: np.ndarray, wanted: np.ndarray) -> float:
 
 def search_error(bits: float, name: str, tiles: int = 24) -> float:
     values = exl3.codebook(name).astype(np.float32)
-    weights = gaussian(tiles, 256, scale=1) * values.std() * fill(bits, name)
+    weights = gaussian(tiles, 256, scale=1) * values.std() * FILL[bits]
     states = viterbi.search(weights, bits, name, threads=1)
     assert np.array_equal(exl3.unpack(exl3.pack(states, bits)), states), "a ring is not closed"
     return nmse(values[states], weights)
@@ -50,7 +50,7 @@ def test_half_rate() -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("bits", [1, 5, 7, 8, 1.5, 3.5])
 def test_error_of_the_other_rates(bits: float) -> None:
-    bound = {1: 0.295, 1.5: 0.147, 3.5: 0.0095, 5: 0.00135, 7: 0.0002, 8: 0.00015}[bits]
+    bound = {1: 0.29, 1.5: 0.147, 3.5: 0.0095, 5: 0.0013, 7: 0.0001, 8: 0.000027}[bits]
     assert 4.0**-bits < search_error(bits, "mul1" if bits != int(bits) else "mcg") < bound
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from sparkloom.exl3 import viterbi
 from sparkloom.exl3.codebooks import codebook
-from sparkloom.exl3.encode import fill
+from sparkloom.exl3.encode import FILL
 from sparkloom.exl3.rates import TILE_SIZE, check_bits
 
 
@@ -45,7 +45,7 @@ def measure(bits: int | float, name: str, *, tiles: int = 256, threads: int = 1,
     rate = check_bits(bits, name)
     values = codebook(name).astype(np.float32)
     weights = np.random.default_rng(seed).standard_normal((tiles, TILE_SIZE)).astype(np.float32)
-    weights *= values.std(dtype=np.float64) * fill(rate, name)
+    weights *= values.std(dtype=np.float64) * FILL[rate]
     viterbi.search(weights[:1], rate, name, threads=1)
     wall, cpu = time.perf_counter(), time.process_time()
     states = viterbi.search(weights, rate, name, threads=threads)
