@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sparkloom.cli.main import run
-from sparkloom.cluster import ClusterError, digest, load, loads, parse
+from sparkloom.cluster import ClusterError, digest, load, loads, parse, settings
 from sparkloom.errors import Exit, SparkloomError
 
 
@@ -81,7 +81,10 @@ RULES = [
     ("engine.moe_backend", "marlin", "engine.moe_backend"),
     ("serving.kv_cache_dtype", "bfloat16", "serving.kv_cache_dtype"),
     ("serving.kv_cache_dtype", "nvfp4_ds_mla", "serving.kv_cache_dtype"),
-    ("serving.max_batched_tokens", 64, "serving.long_prefill_tokens"),
+    ("serving", {"max_batched_tokens": 256, "long_prefill_tokens": 512}, "serving.long_prefill_tokens"),
+    ("serving", {"max_batched_tokens": 64, "max_sequences": 64}, "serving.max_batched_tokens"),
+    ("serving.chunked_prefill", False, "serving.chunked_prefill"),
+    ("patches.default_new_tokens", 1_000_000, "patches.default_new_tokens"),
     ("serving.prefix_cache_retention_tokens", 5000, "serving.prefix_cache_retention_tokens"),
     ("vision.max_images", 500, "vision.max_images"),
     ("patches.draft_kv_block_tokens", 2304, "patches.draft_kv_block_tokens"),
@@ -90,6 +93,9 @@ RULES = [
     ("engine.extra_args", ["--no-enable-prefix-caching"], "engine.extra_args[0]"),
     ("engine.extra_args", ["--kernel-config.enable_flashinfer_autotune=true"], "engine.extra_args[0]"),
     ("engine.extra_args", ["--api-key", "sk-1"], "engine.extra_args[0]"),
+    ("engine.extra_args", ["--max-model", "5"], "engine.extra_args[0]"),
+    ("engine.extra_args", ["--header", "sk-abcdefgh12345"], "engine.extra_args[1]"),
+    ("engine.extra_env", {"HTTPS_PROXY": "http://me:word@proxy"}, "engine.extra_env.HTTPS_PROXY"),
     ("engine.extra_env", {"NCCL_IB_GID_INDEX": "3"}, "engine.extra_env.NCCL_IB_GID_INDEX"),
     ("engine.extra_env", {"HF_TOKEN": "hf_1"}, "engine.extra_env.HF_TOKEN"),
 ]
@@ -131,9 +137,31 @@ def test_all_problems_at_once(pair: dict[str, Any]) -> None:
     assert found["api.port"].value == 70000
 
 
-def test_secret_is_not_repeated_in_the_error(pair: dict[str, Any]) -> None:
-    found = problems(put(pair, "engine.extra_env", {"OPENAI_API_KEY": "sk-secret"}))
-    assert "sk-secret" not in repr(found)
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("engine.extra_env", {"OPENAI_API_KEY": "word-1234"}),
+        ("engine.extra_env", {"OPENAI_API_KEY": ["word-1234"]}),
+        ("engine.extra_args", ["--api-key=word-1234"]),
+        ("api.key", "sk-word-1234-abcd"),
+        ("api.api_key", "word-1234"),
+    ],
+)
+def test_secret_is_not_repeated_in_the_error(pair: dict[str, Any], path: str, value: Any) -> None:
+    assert "word-1234" not in repr(problems(put(pair, path, value)))
+
+
+def test_harmless_flags_are_no_secrets(pair: dict[str, Any]) -> None:
+    harmless = ["--return-tokens-as-token-ids", "--stream-interval", "2", "--seed=7"]
+    parse(put(pair, "engine.extra_args", harmless))
+
+
+def test_a_smaller_context_lowers_what_the_file_does_not_say(pair: dict[str, Any]) -> None:
+    final = settings(parse(put(pair, "serving.context_tokens", 8192)))
+    assert final.default_new_tokens == 4096
+    assert final.max_images == 3
+    assert final.long_prefill_tokens <= final.max_batched_tokens
+    assert settings(parse(put(pair, "vision.enabled", False))).max_images == 0
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ PLAIN: dict[str, list[Any]] = {
     "engine.extra_env": [{"VLLM_LOGGING_LEVEL": "DEBUG"}],
 }
 FIXED = {"schema_version", "model.geometry", "engine.platform", "engine.runtime", "engine.moe_backend"}
-FIXED |= {"drafter.kv_cache_dtype", "drafter.attention_backend", "api.exposure"}
+FIXED |= {"serving.chunked_prefill", "drafter.kv_cache_dtype", "drafter.attention_backend", "api.exposure"}
 
 
 def values(path: str) -> list[Any]:

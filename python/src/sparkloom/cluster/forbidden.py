@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from sparkloom.cluster.checks import Problem
 from sparkloom.cluster.model import DrafterKind, Geometry
 from sparkloom.cluster.operation import Platform
-from sparkloom.cluster.owned import OWNED_ENV, OWNED_FLAGS, SECRET_NAME, normal_flag
+from sparkloom.cluster.owned import OWNED_ENV, SECRET_NAME, SECRET_VALUE, owner_of
 from sparkloom.cluster.settings import Settings, settings
 from sparkloom.cluster.types import Cluster
 from sparkloom.plan.kv import Layout
@@ -112,6 +112,13 @@ def _batch(cluster: Cluster, found: Settings) -> Iterator[Problem]:
             found.max_batched_tokens,
             f"{found.max_sequences} requests verify {rows} tokens in one step",
             f"use at least {rows}, or fewer sequences",
+        )
+    if not cluster.serving.chunked_prefill and found.max_batched_tokens < found.context_tokens:
+        yield Problem(
+            "serving.chunked_prefill",
+            False,
+            f"a prompt of {found.context_tokens} tokens must fit in one step of {found.max_batched_tokens}",
+            "leave chunked_prefill out, or raise max_batched_tokens to context_tokens",
         )
     if found.long_prefill_tokens > found.max_batched_tokens:
         yield Problem(
@@ -234,11 +241,11 @@ def _prefill_patch(cluster: Cluster, found: Settings) -> Iterator[Problem]:
 def _extra_args(cluster: Cluster) -> Iterator[Problem]:
     for i, argument in enumerate(cluster.engine.extra_args):
         where = f"engine.extra_args[{i}]"
-        if SECRET_NAME.search(argument.partition("=")[0]):
+        if SECRET_NAME.search(argument.partition("=")[0]) or SECRET_VALUE.search(argument):
             yield Problem(
                 where, "<hidden>", "secrets never go into argv, where every user sees them", "use a key file"
             )
-        elif argument.startswith("-") and (owner := OWNED_FLAGS.get(normal_flag(argument))):
+        elif argument.startswith("-") and (owner := owner_of(argument)):
             yield Problem(where, argument, "this flag belongs to the cluster file", f"set {owner} instead")
         elif "\n" in argument or "\0" in argument:
             yield Problem(where, argument, "a flag has no line breaks", "write one flag per element")
@@ -247,7 +254,7 @@ def _extra_args(cluster: Cluster) -> Iterator[Problem]:
 def _extra_env(cluster: Cluster) -> Iterator[Problem]:
     for name, value in cluster.engine.extra_env.items():
         where = f"engine.extra_env.{name}"
-        if SECRET_NAME.search(name):
+        if SECRET_NAME.search(name) or SECRET_VALUE.search(value):
             yield Problem(
                 where, "<hidden>", "secrets never go into the cluster file", "use api.key_file or the agent's"
             )

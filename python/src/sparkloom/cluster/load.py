@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from sparkloom.cluster.checks import Problem, check
+from sparkloom.cluster.owned import SECRET_NAME, SECRET_VALUE
 from sparkloom.cluster.types import Cluster
 from sparkloom.errors import Exit, SparkloomError
 
@@ -177,6 +178,8 @@ def _problem(item: ErrorDetails) -> Problem:
     elif kind == "value_error":
         message = message.removeprefix("Value error, ")
     value = None if kind == "missing" else item["input"]
+    if any(SECRET_NAME.search(str(part)) for part in location) or SECRET_VALUE.search(str(value)):
+        value = "<hidden>"
     message = message[0].lower() + message[1:] if message else kind
     return Problem(json_path(location), value, message, mend or "see `sparkloom schema`")
 

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 
-SECRET_NAME = re.compile(r"(api[-_]?key|token$|[-_]token\b|secret|passw|credential|hf_token)", re.IGNORECASE)
+SECRET_NAME = re.compile(r"(api[-_]?key|(^|[-_])token$|secret|passw|credential)", re.IGNORECASE)
 """Names that carry secrets. `--max-num-batched-tokens` and its kin do not match."""
+SECRET_VALUE = re.compile(r"\b(sk-|hf_|ghp_)[A-Za-z0-9_-]{8,}|://[^/\s:@]+:[^/\s@]+@")
+"""Values that are secrets by their looks: keys of well-known kinds, passwords in addresses."""
 
 OWNED_FLAGS: dict[str, str] = {
     "--model": "model.path",
@@ -143,6 +145,19 @@ OWNED_ENV: dict[str, str] = {
     "LD_PRELOAD": "nothing: it would change the process unseen",
 }
 """Variable -> what to set instead."""
+
+
+def owner_of(argument: str) -> str | None:
+    """The field to set instead of this flag, if the cluster file decides it.
+
+    argparse also takes unambiguous beginnings of a flag, so a beginning counts as the flag.
+    """
+    flag = normal_flag(argument)
+    if flag in OWNED_FLAGS:
+        return OWNED_FLAGS[flag]
+    if len(flag) < 5 or not flag.startswith("--"):
+        return None
+    return next((field for owned, field in OWNED_FLAGS.items() if owned.startswith(flag)), None)
 
 
 def normal_flag(argument: str) -> str:

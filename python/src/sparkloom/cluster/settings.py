@@ -128,6 +128,7 @@ def _derived(cluster: Cluster, found: dict[str, Sourced]) -> None:
     if kind is DrafterKind.none:
         found["drafter.tokens"] = Sourced(0, found["drafter.tokens"].origin, "no drafter")
     tokens = found["drafter.tokens"].value
+    _limited(cluster, found)
     retention = found["serving.prefix_cache_retention_tokens"]
     if isinstance(retention.value, Blocks):
         blocks = retention.value.count
@@ -142,6 +143,29 @@ def _derived(cluster: Cluster, found: dict[str, Sourced]) -> None:
         fill("serving.kv_cache_bytes", _pool_bytes(cluster, found), "what context and sequences need")
     fill("model.manifest", f"{cluster.model.path}/sparkloom-manifest.json", "beside the checkpoint")
     fill("engine.command", ["python", "-m", "sparkloom.vllm.serve"], "this project's launcher")
+
+
+def _limited(cluster: Cluster, found: dict[str, Sourced]) -> None:
+    """Lower what profile or model default say where the file's own values leave less room."""
+
+    def at_most(path: str, limit: int, by: str) -> None:
+        item = found[path]
+        if item.origin is not Origin.file and item.value > limit:
+            note = ", ".join(filter(None, (item.note, f"limited by {by}")))
+            found[path] = Sourced(max(0, limit), item.origin, note)
+
+    context = found["serving.context_tokens"].value
+    at_most("serving.max_batched_tokens", max(context, 2048), "serving.context_tokens")
+    step = found["serving.max_batched_tokens"].value
+    at_most("serving.long_prefill_tokens", step, "serving.max_batched_tokens")
+    at_most("patches.default_new_tokens", max(1, context // 2), "serving.context_tokens")
+    if found["vision.enabled"].value:
+        each = found["vision.max_image_tokens"].value
+        frames = found["vision.max_videos"].value * cluster.vision.max_video_frames
+        at_most("vision.max_images", (context - 1) // each - frames, "serving.context_tokens")
+    else:
+        for path in ("vision.max_images", "vision.max_videos"):
+            at_most(path, 0, "vision.enabled")
 
 
 def _layout(cluster: Cluster, found: Mapping[str, Sourced]) -> Layout:

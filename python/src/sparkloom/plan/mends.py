@@ -37,7 +37,6 @@ def mends(cluster: Cluster, free: Mapping[str, Free]) -> tuple[str, ...]:
         largest = _grain(plan(candidate, free, mend=False).largest_context)
         if largest >= SMALLEST_CONTEXT:
             shorter = together | {"serving.context_tokens": largest}
-            shorter |= _short_answers(candidate, largest)
             if fits(_with(cluster, shorter)):
                 return (_say(shorter),)
     worst = plan(cluster, free, mend=False).binding
@@ -60,31 +59,17 @@ def _changes(cluster: Cluster, free: Mapping[str, Free], *, context: bool = True
     if context:
         largest = _grain(plan(cluster, free, mend=False).largest_context)
         if SMALLEST_CONTEXT <= largest < final.context_tokens:
-            yield {"serving.context_tokens": largest, **_short_answers(cluster, largest)}
+            yield {"serving.context_tokens": largest}
     if final.drafter is DrafterKind.dflash2 and cluster.patches.draft_kv_block_tokens is None:
         yield {"patches.draft_kv_block_tokens": 2304}
     if final.max_sequences > 1:
         yield {"serving.max_sequences": max(1, final.max_sequences // 2)}
     if final.max_batched_tokens > 2048:
-        yield {
-            "serving.max_batched_tokens": 2048,
-            "serving.long_prefill_tokens": min(final.long_prefill_tokens, 2048),
-        }
+        yield {"serving.max_batched_tokens": 2048}
     if final.vision and final.processor_cache_bytes > 256 << 20:
         yield {"vision.processor_cache_bytes": 256 << 20}
     if final.vision:
-        yield {
-            "vision.enabled": False,
-            "vision.max_images": 0,
-            "vision.max_videos": 0,
-        }
-
-
-def _short_answers(cluster: Cluster, context: int) -> dict[str, Any]:
-    """A default of new tokens that still fits in a shorter context."""
-    if settings(cluster).default_new_tokens <= context:
-        return {}
-    return {"patches.default_new_tokens": context // 2}
+        yield {"vision.enabled": False}
 
 
 def _grain(context: int) -> int:
