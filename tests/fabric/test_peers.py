@@ -95,6 +95,25 @@ def test_a_report_of_the_peer_is_as_good_as_its_tree(pair, tmp_path, capsys):
     assert run(["fabric", "check", *mine, "--peer", str(root), "--peer-address", "10.0.0.2"]) == 3
 
 
+def test_addresses_come_from_the_cluster_file(pair, tmp_path, capsys):
+    _, tree, root = pair
+    tree.write(root)
+    one_cable().write(tmp_path / "me")
+    file = tmp_path / "cluster.json"
+    nodes = [
+        {"name": "head", "role": "head", "fabric": {"addresses": ["10.0.0.1", "10.0.1.1"]}},
+        {"name": "worker", "role": "worker", "fabric": {"addresses": ["10.0.0.2", "10.0.1.2"]}},
+    ]
+    file.write_text(json.dumps({"nodes": nodes}))
+    args = ["--cluster", str(file), "--node", "head", "--root", str(tmp_path / "me"), "--format", "json"]
+    assert run(["fabric", "check", *args, "--peer", str(root)]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert "2 rails agree between head and worker" in json.dumps(out)
+    assert run(["fabric", "check", *args]) == 0
+    assert json.loads(capsys.readouterr().out)["peer_rails"] == []
+    assert run(["fabric", "check", *args, "--node", "nobody"]) == 2
+
+
 @pytest.mark.parametrize(
     "value",
     [None, [], {}, {"rails": 3}, {"rails": [3]}, {"rails": [{}]}, {"rails": [{"netdev": 1}]}],

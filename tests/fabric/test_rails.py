@@ -165,6 +165,22 @@ def test_a_small_mtu_is_a_warning_with_its_rdma_size(tmp_path, mtu, words):
     assert words in named(findings, "fabric.mtu")[0].summary
 
 
+def test_a_declared_mtu_is_what_counts(tmp_path):
+    tree = one_cable()
+    for half in tree.halves.values():
+        half.mtu = 4200
+    fabric = read_fabric(SysRoot(tree.write(tmp_path / "root")))
+    addresses = parse_addresses([A, B])
+    assert worst(choose_rails(fabric, addresses, mtu=4200)[1]) is Level.ok
+    found = named(choose_rails(fabric, addresses, mtu=1500)[1], "fabric.mtu")
+    assert "1500 is declared" in found[0].summary
+
+
+def test_a_link_local_address_is_a_warning(tmp_path):
+    _, findings = rails_of(one_cable("169.254.3.1", None), tmp_path, "169.254.3.1")
+    assert [f.level for f in named(findings, "fabric.address")] == [Level.warn]
+
+
 def test_active_mtu_comes_from_a_file_or_ibv_devinfo_and_is_null_otherwise(tmp_path):
     tree = one_cable()
     tree.halves["enp1s0f0np0"].active_mtu = 1024

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import tarfile
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,8 +23,12 @@ from sparkloom.fabric import (
     read_fabric,
 )
 from sparkloom.fabric.environment import check_environment
+from sparkloom.fabric.rails import WANTED_MTU
 from sparkloom.findings import Finding, exit_code, print_text
 from sparkloom.sysroot import SysRoot
+
+if TYPE_CHECKING:
+    from sparkloom.cluster.nodes import Node
 
 app = new_app("The RoCE fabric: rails, GID entries, MTU, agreement of two nodes.")
 
@@ -68,8 +73,15 @@ def show(
 @app.command()
 def check(
     peer: Annotated[
-        Path, typer.Option("--peer", help="The other node: a saved tree, or its `fabric show` as JSON.")
-    ],
+        Path | None,
+        typer.Option("--peer", help="The other node: a saved tree, or its `fabric show` as JSON."),
+    ] = None,
+    cluster: Annotated[
+        Path | None, typer.Option("--cluster", help="Take addresses from this file.", metavar="FILE")
+    ] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", help="Which node of the file this is.", metavar="NAME")
+    ] = None,
     root: RootOption = Path("/"),
     address: AddressOption = None,
     device: DeviceOption = None,
@@ -85,24 +97,48 @@ def check(
     strict: StrictOption = False,
     format: FormatOption = Format.text,
 ) -> None:
-    """Compare this node's rails with another node's: count, MTU, RDMA MTU, rate, subnets."""
-    rails, findings = rails_of(root, address, device)
-    peer_rails, peer_findings = read_peer(peer, peer_address)
-    findings += [_named(f, peer_name) for f in peer_findings]
-    findings += compare(name, rails, peer_name, peer_rails)
+    """Check this node's rails and compare them with another node's: count, MTU, RDMA MTU, rate, subnets."""
+    mtu = WANTED_MTU
+    if cluster is not None:
+        here, others, mtu = _from_cluster(cluster, node)
+        address, name = address or [str(a) for a in here.fabric.addresses], here.name
+        device = device or [str(d) for d in here.fabric.rdma_devices or ()]
+        if len(others) == 1:
+            peer_address = peer_address or [str(a) for a in others[0].fabric.addresses]
+            peer_name = others[0].name
+    rails, findings = rails_of(root, address, device, mtu)
+    peer_rails: list[Rail] = []
+    if peer is not None:
+        peer_rails, peer_findings = read_peer(peer, peer_address)
+        findings += [_named(f, peer_name) for f in peer_findings]
+        findings += compare(name, rails, peer_name, peer_rails)
     if probe:
         from sparkloom.fabric.probe import probe_mtu
 
-        pairs = zip(rails, peer_rails, strict=False)
-        findings += [probe_mtu(a.address, b.address, a.mtu or 1500) for a, b in pairs]
+        far = [str(a) for a in parse_addresses(peer_address, "--peer-address")] if peer_address else []
+        far = far or [rail.address for rail in peer_rails]
+        pairs = zip(rails, far, strict=False)
+        findings += [probe_mtu(rail.address, to, rail.mtu or mtu) for rail, to in pairs]
     if format is Format.json:
         sides = {"rails": [r.as_dict() for r in rails], "peer_rails": [r.as_dict() for r in peer_rails]}
         print_json({**sides, "findings": [f.as_dict() for f in findings]})
     else:
-        print_rails(rails)
-        print_rails(peer_rails)
+        print_rails([*rails, *peer_rails])
         print_text(findings)
     raise typer.Exit(exit_code(findings, strict=strict))
+
+
+def _from_cluster(file: Path, node: str | None) -> tuple[Node, list[Node], int]:
+    """This node, the others and the fabric's MTU from a cluster file."""
+    from sparkloom.cluster import load
+
+    loaded = load(file)
+    here = next((n for n in loaded.nodes if n.name == node), None)
+    if here is None:
+        names = ", ".join(n.name for n in loaded.nodes)
+        mend = f"--node with one of: {names}"
+        raise SparkloomError("no such node", field="--node", value=node, mend=mend, code=Exit.USAGE)
+    return here, [n for n in loaded.nodes if n is not here], loaded.fabric.mtu
 
 
 @app.command()
@@ -152,7 +188,7 @@ def bandwidth(
 
 
 def rails_of(
-    root: Path, address: list[str] | None, device: list[str] | None = None
+    root: Path, address: list[str] | None, device: list[str] | None = None, mtu: int = WANTED_MTU
 ) -> tuple[list[Rail], list[Finding]]:
     """Read the tree at `root` and choose its rails.
 
@@ -162,14 +198,15 @@ def rails_of(
     addresses = parse_addresses(address) if address else []
     devices = [name for text in device or [] for name in text.split(",") if name]
     with opened(root) as tree:
-        return choose_rails(read_fabric(tree), addresses, devices)
+        return choose_rails(read_fabric(tree), addresses, devices, mtu=mtu)
 
 
 def read_peer(peer: Path, address: list[str] | None) -> tuple[list[Rail], list[Finding]]:
     """The peer's rails from a saved tree or a JSON report."""
-    if peer.is_dir():
+    if peer.is_dir() or (peer.is_file() and tarfile.is_tarfile(peer)):
         addresses = parse_addresses(address, "--peer-address") if address else []
-        return choose_rails(read_fabric(SysRoot(peer)), addresses)
+        with opened(peer) as tree:
+            return choose_rails(read_fabric(tree), addresses)
     try:
         report: Any = json.loads(peer.read_bytes())
     except OSError as error:

@@ -24,7 +24,7 @@ def rdma_mtu(mtu: int) -> int | None:
 
 
 def choose_rails(
-    fabric: Fabric, addresses: Sequence[Address], devices: Sequence[str] = ()
+    fabric: Fabric, addresses: Sequence[Address], devices: Sequence[str] = (), *, mtu: int = WANTED_MTU
 ) -> tuple[list[Rail], list[Finding]]:
     """The rail of each address, and findings about the addresses, ports and MTUs.
 
@@ -32,6 +32,7 @@ def choose_rails(
         fabric: what `read_fabric` saw.
         addresses: fabric addresses of this node; when empty, every rail that is up is taken.
         devices: RDMA devices to use, if they are given by hand; others are not considered.
+        mtu: MTU that every rail should have, bytes.
     """
     ports = [p for p in fabric.ports if not devices or p.device in devices]
     findings = _unknown_devices(fabric, devices)
@@ -52,7 +53,7 @@ def choose_rails(
         rail, found = _choose(fabric, ports, address)
         findings += found
         rails += [rail] if rail else []
-    findings += _check_rails(fabric, rails)
+    findings += _check_rails(fabric, rails, mtu)
     findings += _check_twins(fabric, rails, bool(devices))
     return rails, findings
 
@@ -186,7 +187,7 @@ def gid_table(ports: Iterable[RdmaPort]) -> str:
     return "\n".join(lines)
 
 
-def _check_rails(fabric: Fabric, rails: Sequence[Rail]) -> list[Finding]:
+def _check_rails(fabric: Fabric, rails: Sequence[Rail], mtu: int) -> list[Finding]:
     """Link state and MTU of the chosen rails."""
     findings = []
     ports = {port.device: port for port in fabric.ports}
@@ -194,19 +195,26 @@ def _check_rails(fabric: Fabric, rails: Sequence[Rail]) -> list[Finding]:
         port = ports[rail.rdma]
         name = rail.netdev or rail.rdma
         if rail.carrier is False or port.active is False:
-            state = f"carrier {'up' if rail.carrier else 'down'}, RDMA state {port.state or 'unknown'}"
+            carrier = {True: "up", False: "down", None: "unknown"}[rail.carrier]
+            state = f"carrier {carrier}, RDMA state {port.state or 'unknown'}"
             mend = "plug the cable, or use the port that is up (`sparkloom fabric show` without --address)"
             findings.append(fail("fabric.link", f"{name} is down: {state}", mend))
-        if rail.mtu is not None and rail.mtu < WANTED_MTU:
+        if ipaddress.ip_address(rail.address).is_link_local:
+            summary = f"{rail.address} on {name} is a link-local address and may change at the next boot"
+            findings.append(warn("fabric.address", summary, "set a static address in a subnet of its own"))
+        if rail.mtu is not None and rail.mtu < mtu:
             rdma = rdma_mtu(rail.mtu)
             summary = (
                 f"{name} has MTU {rail.mtu}, so RDMA packets carry {rdma or 'under 256'} bytes, not 4096"
             )
-            findings.append(warn("fabric.mtu", summary, f"set MTU {WANTED_MTU} on {name} on both nodes"))
+            findings.append(warn("fabric.mtu", summary, f"set MTU {mtu} on {name} on both nodes"))
         elif rail.mtu is not None and rail.active_mtu is not None and rail.active_mtu < 4096:
             summary = f"{rail.rdma} runs at RDMA MTU {rail.active_mtu} although {name} has MTU {rail.mtu}"
             mend = f"take {name} down and up again so that the RDMA device sees the new MTU"
             findings.append(warn("fabric.mtu", summary, mend))
+        elif rail.mtu is not None and rail.mtu > mtu:
+            summary = f"{name} has MTU {rail.mtu}, {mtu} is declared"
+            findings.append(warn("fabric.mtu", summary, f"set MTU {mtu} on {name}, or declare {rail.mtu}"))
     rates = {rail.rate for rail in rails if rail.rate}
     if len(rates) > 1:
         detail = "\n".join(f"{rail.rdma}: {rail.rate}" for rail in rails)

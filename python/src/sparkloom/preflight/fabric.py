@@ -11,7 +11,8 @@ def rails_of(ctx: Context) -> tuple[list[Rail], list[Finding]]:
     """The rails of this node and the findings about them."""
     wanted = ctx.node.fabric
     addresses = parse_addresses([str(a) for a in wanted.addresses], "nodes[].fabric.addresses")
-    return choose_rails(read_fabric(ctx.root), addresses, [str(d) for d in wanted.rdma_devices or ()])
+    devices = [str(d) for d in wanted.rdma_devices or ()]
+    return choose_rails(read_fabric(ctx.root), addresses, devices, mtu=ctx.cluster.fabric.mtu)
 
 
 def check_fabric(ctx: Context) -> list[Finding]:
