@@ -116,6 +116,15 @@ def test_an_address_on_the_management_port_is_named(tmp_path):
     assert "enP7s7, which is no interface of an RDMA device" in named(findings, "fabric.gid")[0].summary
 
 
+def test_an_address_that_is_set_but_has_no_entry(tmp_path):
+    tree = SparkTree({"enp1s0f0np0": Half()})
+    tree.files["commands/ip-addr.json"] = (
+        '[{"ifname": "enp1s0f0np0", "addr_info": [{"family": "inet", "local": "10.0.0.1", "prefixlen": 24}]}]'
+    )
+    _, findings = rails_of(tree, tmp_path, A)
+    assert "enp1s0f0np0 has the address, but" in named(findings, "fabric.gid")[0].summary
+
+
 def test_no_rdma_device_at_all(tmp_path):
     rails, findings = rails_of(SparkTree(), tmp_path, A)
     assert rails == []
@@ -137,7 +146,9 @@ def test_the_second_half_without_address_or_unused_is_named(tmp_path):
     _, findings = rails_of(one_cable(A, None), tmp_path / "c", A, B)
     refusal = next(f for f in named(findings, "fabric.gid") if f.level is Level.fail)
     assert B in refusal.summary
-    assert "enP2p1s0f0np0" in refusal.detail
+    assert "link-local" in refusal.summary
+    assert "enP2p1s0f0np0" in refusal.mend
+    assert "rocep1s0f0" not in refusal.detail  # the half that is right is not shown
 
 
 def test_two_cables_give_four_rails(tmp_path):

@@ -50,7 +50,7 @@ def choose_rails(
         return [], [*findings, finding]
     rails: list[Rail] = []
     for address in wanted:
-        rail, found = _choose(fabric, ports, address)
+        rail, found = _choose(fabric, ports, address, _left_over(fabric, ports, address, wanted))
         findings += found
         rails += [rail] if rail else []
     findings += _check_rails(fabric, rails, mtu)
@@ -82,7 +82,24 @@ def detect_addresses(fabric: Fabric, ports: Iterable[RdmaPort]) -> list[Address]
     return list(found)
 
 
-def _choose(fabric: Fabric, ports: Sequence[RdmaPort], address: Address) -> tuple[Rail | None, list[Finding]]:
+def _left_over(
+    fabric: Fabric, ports: Sequence[RdmaPort], address: Address, wanted: Sequence[Address]
+) -> list[RdmaPort]:
+    """Ports on which a missing address should be: up, and not those of the other addresses."""
+    others = [other for other in wanted if other != address]
+    free = [p for p in ports if not any(g.maps(o) and g.is_roce_v2 for g in p.gids for o in others)]
+    up = [p for p in free if p.active is not False and not _no_carrier(fabric, p)]
+    return up or free or list(ports)
+
+
+def _no_carrier(fabric: Fabric, port: RdmaPort) -> bool:
+    devs = [fabric.netdevs[name] for name in port.netdevs if name in fabric.netdevs]
+    return any(dev.carrier is False for dev in devs)
+
+
+def _choose(
+    fabric: Fabric, ports: Sequence[RdmaPort], address: Address, left_over: Sequence[RdmaPort]
+) -> tuple[Rail | None, list[Finding]]:
     """The rail of one address, or the refusal with its cause."""
     hits = [(port, gid) for port in ports for gid in port.gids if gid.maps(address) and gid.is_roce_v2]
     holders = {name for name, dev in fabric.netdevs.items() if dev.holds(address)}
@@ -102,12 +119,13 @@ def _choose(fabric: Fabric, ports: Sequence[RdmaPort], address: Address) -> tupl
         text = f"{address}: {port.device} entry {gid.index} ({gid.type})"
         return _rail(fabric, port, gid, address), [ok("fabric.gid", text)]
     near = [p for p in ports if holders & set(p.netdevs) or any(g.maps(address) for g in p.gids)]
-    cause, mend = _cause(fabric, near or ports, address, bool(near))
+    near = near or list(left_over)
+    cause, mend = _cause(fabric, near, address, bool(holders & {n for p in near for n in p.netdevs}))
     finding = fail(
         "fabric.gid",
         f"no RoCE v2 GID maps the fabric address {address}: {cause}",
         mend,
-        gid_table(near or ports),
+        gid_table(near),
     )
     return (_rail(fabric, near[0], None, address) if len(near) == 1 else None), [finding]
 
@@ -158,6 +176,11 @@ def _cause(
     down = [n for p in ports for n in p.netdevs if (d := fabric.netdevs.get(n)) and d.carrier is False]
     if ports and all(p.active is False or set(p.netdevs) & set(down) for p in ports):
         return "the port is down", f"plug the cable or bring the link up on {names} and set {what} there"
+    if holder is not None:
+        return (
+            f"{holder} has the address, but the device's table has no entry for it",
+            f"take {holder} down and up again; if that does not help, reload mlx5_ib",
+        )
     if not gids:
         return "every entry is zero", f"bring {names} up and set {what} on it"
     mapped = sorted({str(g.value.ipv4_mapped) for g in gids if g.value and g.value.ipv4_mapped})
