@@ -47,6 +47,25 @@ in
   good = messages [ ];
   bad = lib.mapAttrs (_: bad: messages [ bad.config ]) (import ./bad.nix { inherit lib; });
   expected = lib.mapAttrs (_: bad: bad.says) (import ./bad.nix { inherit lib; });
+  # The lower bound of the memory plan, to be compared with the planner's own sum.
+  plans = map (
+    settings:
+    let
+      inherit (evaluate [ { services.sparkloom.cluster = settings; } ]) services;
+    in
+    {
+      cluster = services.sparkloom.clusterData;
+      bound = (import ../../modules/lib/plan.nix { inherit lib; } services.sparkloom.cluster).need;
+    }
+  ) (import ./plans.nix);
+  # Free-form settings are laid over the typed ones.
+  freeform =
+    (evaluate [
+      {
+        services.sparkloom.cluster.serving.max_sequences = 2;
+        services.sparkloom.extraSettings.serving.some_new_field = 1;
+      }
+    ]).services.sparkloom.clusterData.serving;
   # Values that the type itself refuses: evaluation of that one field must fail.
   refused = lib.mapAttrs (
     _: bad: !(builtins.tryEval (builtins.deepSeq (evaluate [ bad ]).services.sparkloom.cluster true)).success

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -98,6 +100,56 @@ def test_bad_configurations_are_named() -> None:
         assert len(messages) == 1, (name, messages)
         assert found["expected"][name] in messages[0], (name, messages)
         assert messages[0].startswith("services.sparkloom"), (name, messages)
+
+
+def test_evaluation_never_refuses_what_the_planner_would_accept(tmp_path: Path) -> None:
+    from sparkloom.cluster import load
+    from sparkloom.plan import kv_bytes, needs
+
+    plans = facts("options")["plans"]
+    assert len(plans) > 5
+    for number, case in enumerate(plans):
+        file = tmp_path / f"{number}.json"
+        file.write_text(json.dumps(case["cluster"]))
+        cluster = load(file)
+        for node in cluster.nodes:
+            whole = sum(item.bytes for item in needs(cluster, node, kv_bytes(cluster)))
+            assert case["bound"] <= whole, (case, whole)
+            # A bound that says nothing would be easy to hold.
+            assert case["bound"] > 0.75 * whole, (case, whole)
+
+
+def test_free_form_settings_reach_the_file() -> None:
+    assert facts("options")["freeform"] == {"max_sequences": 2, "some_new_field": 1}
+
+
+def option_table() -> str:
+    """docs/nixos-options.md."""
+    rows = []
+    for option in sorted(facts("options")["options"], key=lambda one: one["name"]):
+        name = option["name"].removeprefix("services.sparkloom.")
+        if option["internal"] or "_module." in name or name == "services.sparkloom":
+            continue
+        cells = [
+            f"`{name}`",
+            option["type"],
+            f"`{option['default']}`" if option["default"] else "",
+            option["description"],
+        ]
+        rows.append("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |")
+    head = "# Options of `services.sparkloom`\n\n"
+    head += "Generated from the modules; those below `cluster` are the fields of the cluster file.\n\n"
+    head += "| option | type | default | |\n| --- | --- | --- | --- |\n"
+    return head + "\n".join(rows) + "\n"
+
+
+def test_generated_documentation_is_up_to_date() -> None:
+    file = REPO / "docs/nixos-options.md"
+    if os.environ.get("SPARKLOOM_WRITE_GOLDEN"):
+        file.write_text(option_table())
+    assert file.read_text() == option_table(), (
+        "options changed: SPARKLOOM_WRITE_GOLDEN=1 pytest tests/nix/test_nix_options.py"
+    )
 
 
 def test_values_outside_their_type_are_refused() -> None:
