@@ -19,11 +19,16 @@ struct Codebook {
   Family family;
 };
 
-constexpr int kThinRows = 64;       // most tokens of the decode path
-constexpr int kFatRows = 128;       // rows of one prefill segment
-constexpr int kMaxExperts = 1024;   // routing table in shared memory
-constexpr int kMaxThinBlocks = 3;   // CTAs per SM that the split-k scratch is sized for
-constexpr int kThinPartial = 4096;  // floats of one split-k partial: 16 rows x 2 strips x 128
+constexpr int kThinRows = 64;  // most tokens of the decode path
+#ifndef SPARKLOOM_FAT_ROWS
+#define SPARKLOOM_FAT_ROWS 64
+#endif
+constexpr int kFatRows = SPARKLOOM_FAT_ROWS;  // rows of one prefill segment, 64 or 128
+constexpr int kMaxExperts = 1024;             // routing table in shared memory
+constexpr int kMaxThinBlocks = 2;             // CTAs per SM of the decode path
+constexpr int kFatGroup = 4;                  // segments of one expert that run side by side
+constexpr int kFatBlocks = 128 / kFatRows;    // CTAs per SM of the prefill path
+constexpr int kThinPartial = 4096;            // floats of one split-k partial: 16 rows x 2 strips x 128
 
 // Stacked weights of all local experts, in the checkpoint's own order:
 //   w13 [E, 2, H/16, I/16, 16 K13] int16, suh13 [E, 2, H], svh13 [E, 2, I]
@@ -47,9 +52,10 @@ struct Routing {
 };
 
 // Tables that the routing kernel writes.
-//   header[0] = number of items, header[1], [2] = tickets of the prefill queue (gate/up or all; down alone)
-//   items[i] = {expert, first entry in slots, rows, first row in the ring}
-//   slots = slot ids sorted by expert;  valid[t] = slots of token t that are served here
+//   header[0] = number of items, header[1], [2] = prefill tickets (gate/up or all; down alone)
+//   items[i] = {expert, first entry in slots, rows, group}; the entry, modulo a ring's rows, is also the ring
+//   row; group = 8 x (first item of the group) + items in it: up to kFatGroup neighbours of one expert slots
+//   = slot ids sorted by expert;  valid[t] = slots of token t that are served here
 struct Tables {
   int* header;
   int4* items;
@@ -96,7 +102,7 @@ struct DenseArgs {
   Dtype out_dtype;
   const uint32_t* w;
   const half *suh, *svh, *bias;
-  int m, k, n, bits;
+  int m, k, n, bits, pitch;  // pitch = elements from one row of out to the next
   Codebook cb;
   half* xh;
   float* partial;

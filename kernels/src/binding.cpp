@@ -126,7 +126,12 @@ void linear(const Tensor& x, const Tensor& trellis, const Tensor& suh, const Ten
   a.cb = sparkloom::codebook(static_cast<int>(codebook));
   a.x = activations(x, "x", static_cast<int64_t>(a.m) * m.k);
   a.x_dtype = dtype_of(x, "x");
-  a.out = activations(out, "out", static_cast<int64_t>(a.m) * m.n);
+  CHECK(out.is_cuda() && out.dim() == 2 && out.size(0) == a.m && out.size(1) == m.n && out.stride(1) == 1 &&
+            out.stride(0) >= m.n && out.stride(0) % 8 == 0,
+        "out must be [rows, ", m.n, "], its rows contiguous and a multiple of 8 elements apart");
+  a.pitch = static_cast<int>(out.stride(0));
+  a.out = out.data_ptr();
+  CHECK(reinterpret_cast<uintptr_t>(a.out) % 16 == 0, "out must be aligned to 16 bytes");
   a.out_dtype = dtype_of(out, "out");
   a.w = data<uint32_t>(trellis, "trellis", ScalarType::Short, trellis.numel());
   a.suh = data<half>(suh, "suh", ScalarType::Half, m.k);

@@ -22,6 +22,12 @@ struct Lane {
     shift = (32 - (end & 31)) & 31;
     left = (lane + 31) & 31;
   }
+  // From a tile in shared memory: the neighbour's word costs no shuffle there.
+  static constexpr int kSharedWords = K == 4 ? 2 : kWords;
+  __device__ __forceinline__ void load_shared(uint32_t (&w)[kSharedWords], const uint32_t* tile) const {
+#pragma unroll
+    for (int i = 0; i < kSharedWords; ++i) w[i] = tile[K == 4 && i == 1 ? left : offset[i % kWords]];
+  }
   __device__ __forceinline__ void load(uint32_t (&w)[kWords], const uint32_t* tile) const {
 #pragma unroll
     for (int i = 0; i < kWords; ++i)
@@ -30,12 +36,11 @@ struct Lane {
 };
 
 // The eight states of a lane.
-template <int K>
-__device__ __forceinline__ void states(uint32_t (&q)[8], const uint32_t (&w)[Lane<K>::kWords],
-                                       const Lane<K>& ln) {
+template <int K, int W>
+__device__ __forceinline__ void states(uint32_t (&q)[8], const uint32_t (&w)[W], const Lane<K>& ln) {
   if constexpr (K == 4) {
     // Windows at whole bytes are one byte-permute each; the odd nibbles come from copies shifted by four.
-    const uint32_t cur = w[0], prev = __shfl_sync(~0u, cur, ln.left);
+    const uint32_t cur = w[0], prev = W == 1 ? __shfl_sync(~0u, cur, ln.left) : w[W - 1];
     const uint32_t up4 = cur << 4, mid = __funnelshift_r(cur, prev, 16), odd = __funnelshift_r(cur, prev, 20);
     q[0] = __byte_perm(odd, 0, 0x4421);
     q[1] = __byte_perm(mid, 0, 0x4421);
@@ -46,7 +51,7 @@ __device__ __forceinline__ void states(uint32_t (&q)[8], const uint32_t (&w)[Lan
     q[6] = __byte_perm(up4, 0, 0x4421);
     q[7] = __byte_perm(cur, 0, 0x4410);
   } else {
-    const uint32_t w2 = Lane<K>::kWords > 2 ? w[Lane<K>::kWords - 1] : 0u;
+    const uint32_t w2 = W > 2 ? w[W - 1] : 0u;
     const uint32_t lo = __funnelshift_r(w[0], w[1], ln.shift), hi = __funnelshift_r(w[1], w2, ln.shift);
     const uint32_t top = w2 >> ln.shift;
 #pragma unroll
@@ -79,9 +84,12 @@ __device__ __forceinline__ uint32_t weights2(uint32_t s0, uint32_t s1, const Cod
   uint32_t r;
   if constexpr (F == Family::sum) {
     const uint32_t a = halves(s0, cb), b = halves(s1, cb);
-    asm("add.rn.f16x2 %0, %1, %2;"
+    // Two scalar adds (their operand selects are free) and one permute beat two permutes and a packed add.
+    asm("{.reg .b16 l, h, x, y; mov.b32 {l, h}, %1; add.rn.f16 x, l, h; mov.b32 {l, h}, %2; add.rn.f16 y, l, "
+        "h; "
+        "mov.b32 %0, {x, y};}"
         : "=r"(r)
-        : "r"(__byte_perm(a, b, 0x5410)), "r"(__byte_perm(a, b, 0x7632)));
+        : "r"(a), "r"(b));
   } else {
     const uint32_t a = __dp4a(s0 * cb.mul, 0x01010101u, 0x6400u);
     const uint32_t b = __dp4a(s1 * cb.mul, 0x01010101u, 0x6400u);
@@ -93,9 +101,9 @@ __device__ __forceinline__ uint32_t weights2(uint32_t s0, uint32_t s1, const Cod
 }
 
 // A fragment of one tile, weights transposed: rows are the tile's 16 output columns.
-template <int K, Family F>
-__device__ __forceinline__ void decode_tile(uint32_t (&a)[4], const uint32_t (&w)[Lane<K>::kWords],
-                                            const Lane<K>& ln, const Codebook& cb) {
+template <int K, Family F, int W>
+__device__ __forceinline__ void decode_tile(uint32_t (&a)[4], const uint32_t (&w)[W], const Lane<K>& ln,
+                                            const Codebook& cb) {
   uint32_t q[8];
   states<K>(q, w, ln);
   a[0] = weights2<F>(q[0], q[1], cb);

@@ -14,7 +14,7 @@ __global__ void __launch_bounds__(kThreads) thin_prepare(ThinArgs a, int per_ite
   start_next();
   const int lane = threadIdx.x & 31, H = a.w.hidden, blocks = H / 128;
   if (blockIdx.x == 0) {
-    build_table(sh, a.r, a.t, per_item, per_item);
+    build_table(sh, a.r, a.t, per_item);
     for (int t = threadIdx.x; t < a.r.tokens; t += kThreads) {
       int v = 0;
       for (int j = 0; j < a.r.topk; ++j) v += local_expert(a.r, t * a.r.topk + j) >= 0;
@@ -52,12 +52,12 @@ __global__ void __launch_bounds__(kThreads) thin_prepare(ThinArgs a, int per_ite
 __global__ void __launch_bounds__(1024) fat_prepare(FatArgs a, int flags) {
   __shared__ TableShared sh;
   for (int i = threadIdx.x; i < flags; i += 1024) a.rotated[i] = 0;  // rotated, gated, done are adjacent
-  build_table(sh, a.r, a.t, kFatRows, 16);
+  build_table(sh, a.r, a.t, kFatRows);
 }
 
 __global__ void __launch_bounds__(1024) route_kernel(Routing r, Tables t, int per_item) {
   __shared__ TableShared sh;
-  build_table(sh, r, t, per_item, 16);
+  build_table(sh, r, t, per_item);
 }
 
 // Prefill: out[token] = sum over its slots, in order, of weight x row.

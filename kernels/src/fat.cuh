@@ -19,13 +19,18 @@ __device__ __forceinline__ void wait_count(const int* p, int target) {
 // Waits until every earlier segment whose ring rows `item` is about to overwrite has reached `target`.
 __device__ __forceinline__ void wait_ring(const int4* items, int j, int ring, const int* counts, int target) {
   const int4 me = items[j];
-  const int end = me.w + (me.z + 15) / 16 * 16;
   for (int i = j - 1 - static_cast<int>(threadIdx.x); i >= 0; i -= kFatThreads) {
     const int4 it = items[i];
-    const int it_end = it.w + (it.z + 15) / 16 * 16;
-    if (it_end <= me.w - ring) break;
-    if (it.w < end - ring) wait_count(counts + i, target);
+    if (it.y + it.z <= me.y - ring) break;
+    if (it.y < me.y + me.z - ring) wait_count(counts + i, target);
   }
+}
+
+// The task at place `at` of a stream of `chunks` tasks per segment, in group order.
+__device__ __forceinline__ void group_order(const int4* items, int at, int chunks, int& j, int& chunk) {
+  const int group = items[at / chunks].w, first = group >> 3, size = group & 7, local = at - first * chunks;
+  chunk = local / size;
+  j = first + local % size;
 }
 
 __device__ __forceinline__ void finish_task(int* counter) {
@@ -47,39 +52,39 @@ __device__ __forceinline__ void rotate_task(const FatArgs& a, int j, int part) {
     const int col = block * 128 + 4 * lane;
     const float4 x = load4(a.x, a.x_dtype, token * H + col);
     const float4 suh = load4h(a.w.suh13 + (static_cast<size_t>(item.x) * 2 + which) * H + col);
-    const size_t ring_row = (item.w + row) % a.ring_x_rows;
+    const size_t ring_row = (item.y + row) % a.ring_x_rows;
     store4(a.ring_x, Dtype::f16, (ring_row * nx + which) * H + col, rotate_in(x, suh, lane));
   }
 }
 
 template <int K, Family F, bool Shared, int RB>
-__device__ __forceinline__ void gemm_task(const FatArgs& a, int j, int chunk, bool gate, uint32_t smem,
-                                          float* stage, const Lane<K>& ln) {
+__device__ __forceinline__ void gemm_task(const FatArgs& a, int j, int chunk, bool gate,
+                                          unsigned char* shared, const Lane<K>& ln) {
   const int4 item = a.t.items[j];
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, H = a.w.hidden, I = a.w.inter;
-  const size_t e = item.x, stride = static_cast<size_t>((gate ? I : H) / 16) * 8 * K;
-  const uint32_t* w[2];
+  const int lane = threadIdx.x & 31, H = a.w.hidden, I = a.w.inter;
+  const size_t e = item.x;
+  const int stride = (gate ? I : H) / 16 * 8 * K;
+  const uint32_t* w;
+  int strip_step;
   RowSource src;
-  int cols = 256;
   if (gate) {
-    w[0] = a.w.w13 + e * 2 * (H / 16) * stride + (chunk * 8 + warp) * 8 * K;
-    w[1] = w[0] + (H / 16) * stride;
-    src = {a.ring_x, static_cast<size_t>(Shared ? 1 : 2) * H, item.w, a.ring_x_rows};
+    w = a.w.w13 + e * 2 * (H / 16) * stride + chunk * 8 * 8 * K;
+    strip_step = H / 16 * stride;
+    src = {a.ring_x, (Shared ? 1 : 2) * H, item.y, a.ring_x_rows};
   } else {
-    cols = min(256, H - chunk * 256);
-    w[0] = a.w.w2 + e * (I / 16) * stride + (chunk * 16 + warp) * 8 * K;
-    w[1] = cols == 256 ? w[0] + 8 * 8 * K : w[0];
-    src = {a.ring_act, static_cast<size_t>(I), item.w, a.ring_act_rows};
+    w = a.w.w2 + e * (I / 16) * stride + chunk * 16 * 8 * K;
+    strip_step = H - chunk * 256 >= 256 ? 8 * 8 * K : 0;
+    src = {a.ring_act, I, item.y, a.ring_act_rows};
   }
   const Codebook cb = gate ? a.w.cb13 : a.w.cb2;
   float acc[2][2 * RB][4] = {};
   if (Shared || !gate) {
-    tile_mma<K, F, RB, 2>(acc, w, stride, src, (gate ? H : I) / 16, smem, ln, cb);
+    tile_mma<K, F, RB, 2>(acc, w, strip_step, stride, src, (gate ? H : I) / 16, shared, ln, cb);
   } else {
     // Gate and up read differently rotated rows: one strip after the other, through the same registers.
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
-      tile_mma<K, F, RB, 1>(acc, w, stride, src, H / 16, smem, ln, cb);
+      tile_mma<K, F, RB, 1>(acc, w, strip_step, stride, src, H / 16, shared, ln, cb);
 #pragma unroll
       for (int b = 0; b < 2 * RB; ++b)
 #pragma unroll
@@ -88,39 +93,37 @@ __device__ __forceinline__ void gemm_task(const FatArgs& a, int j, int chunk, bo
           acc[0][b][c] = acc[1][b][c];
           acc[1][b][c] = t;
         }
-      w[0] = w[1];
+      w += strip_step;
       src.base += H;
     }
   }
-  const int* slots = a.t.slots + item.y;
+  const int4 it = a.t.items[j];  // read again: registers are dear in the loop
   if (gate) {
-    const half* svh = a.w.svh13 + e * 2 * I + chunk * 128;
-    const half* suh = a.w.suh2 + e * I + chunk * 128;
-    tile_rows<RB>(acc, stage, item.z, [&](int row, float4 g, float4 u) {
+    const half* svh = a.w.svh13 + static_cast<size_t>(it.x) * 2 * I + chunk * 128;
+    const half* suh = a.w.suh2 + static_cast<size_t>(it.x) * I + chunk * 128;
+    tile_rows<RB>(acc, reinterpret_cast<float*>(shared), it.z, [&](int row, float4 g, float4 u) {
       const float4 v = gate_up_epilogue(g, u, svh, svh + I, suh, a.limit, lane);
-      const size_t ring_row = (item.w + row) % a.ring_act_rows;
+      const size_t ring_row = (it.y + row) % a.ring_act_rows;
       store4(a.ring_act, Dtype::f16, ring_row * I + chunk * 128 + 4 * lane, v);
     });
   } else {
-    const half* svh = a.w.svh2 + e * H + chunk * 256 + 4 * lane;
-    tile_rows<RB>(acc, stage, item.z, [&](int row, float4 y0, float4 y1) {
-      half* dst = a.rows + static_cast<size_t>(slots[row]) * H + chunk * 256 + 4 * lane;
+    const half* svh = a.w.svh2 + static_cast<size_t>(it.x) * H + chunk * 256 + 4 * lane;
+    tile_rows<RB>(acc, reinterpret_cast<float*>(shared), it.z, [&](int row, float4 y0, float4 y1) {
+      half* dst = a.rows + static_cast<size_t>(a.t.slots[it.y + row]) * H + chunk * 256 + 4 * lane;
       auto put = [](half* p, float4 v) {
         auto c = [](float f) { return fminf(fmaxf(f, -65504.f), 65504.f); };
         __stcs(reinterpret_cast<uint2*>(p), make_uint2(pack2(c(v.x), c(v.y)), pack2(c(v.z), c(v.w))));
       };
       put(dst, hadamard128(y0, lane) * load4h(svh));
-      if (cols == 256) put(dst + 128, hadamard128(y1, lane) * load4h(svh + 128));
+      if (H - chunk * 256 >= 256) put(dst + 128, hadamard128(y1, lane) * load4h(svh + 128));
     });
   }
 }
 
 template <int K, Family F, bool Shared>
-__global__ void __launch_bounds__(kFatThreads, 1) fat_moe(FatArgs a) {
-  extern __shared__ __align__(128) unsigned char raw[];
+__global__ void __launch_bounds__(kFatThreads, kFatBlocks) fat_moe(const __grid_constant__ FatArgs a) {
+  extern __shared__ __align__(128) unsigned char shared[];
   __shared__ int ticket;
-  const uint32_t smem = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
-  float* stage = reinterpret_cast<float*>(raw);
   const Lane<K> ln(threadIdx.x & 31);
   const int n = a.t.header[0], H = a.w.hidden, I = a.w.inter;
   const int gates = I / 128, downs = (H + 255) / 256;
@@ -147,66 +150,66 @@ __global__ void __launch_bounds__(kFatThreads, 1) fat_moe(FatArgs a) {
     if (gate) {
       j = step - ahead;
       if (j < 0 || j >= n || !(a.phases & 1)) continue;
+      group_order(a.t.items, j * gates + sub, gates, j, sub);
       if (a.phases & 2) wait_ring(a.t.items, j, a.ring_act_rows, a.done, downs);
       if (threadIdx.x == 0) wait_count(a.rotated + j, kRotateTasks);
     } else {
       sub -= gates;
       j = step - ahead - behind;
       if (j < 0 || j >= n || !(a.phases & 2)) continue;
+      group_order(a.t.items, j * downs + sub, downs, j, sub);
       if (threadIdx.x == 0) wait_count(a.gated + j, gates);
     }
     __syncthreads();
-    const int blocks = (a.t.items[j].z + 31) / 32;
+    constexpr int R = kFatRows / 64;  // granularity of the row blocks
+    const int blocks = (a.t.items[j].z + 16 * R - 1) / (16 * R);
     if (Shared && blocks == 1)
-      gemm_task<K, F, Shared, 2>(a, j, sub, gate, smem, stage, ln);
+      gemm_task<K, F, Shared, R>(a, j, sub, gate, shared, ln);
     else if (blocks <= 2)
-      gemm_task<K, F, Shared, 4>(a, j, sub, gate, smem, stage, ln);
+      gemm_task<K, F, Shared, 2 * R>(a, j, sub, gate, shared, ln);
     else if (Shared && blocks == 3)
-      gemm_task<K, F, Shared, 6>(a, j, sub, gate, smem, stage, ln);
+      gemm_task<K, F, Shared, 3 * R>(a, j, sub, gate, shared, ln);
     else
-      gemm_task<K, F, Shared, 8>(a, j, sub, gate, smem, stage, ln);
+      gemm_task<K, F, Shared, 4 * R>(a, j, sub, gate, shared, ln);
     finish_task((gate ? a.gated : a.done) + j);
   }
 }
 
-// Dense linear for many rows: tiles of 128 rows x 256 columns, rows rotated beforehand.
+// Dense linear for many rows: tiles of 64 rows x 256 columns, rows rotated beforehand.
 template <int K, Family F, int RB>
-__device__ __forceinline__ void dense_tile(const DenseArgs& a, int row0, int rows, int chunk, uint32_t smem,
-                                           float* stage, const Lane<K>& ln) {
-  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, cols = min(256, a.n - chunk * 256);
-  const size_t stride = static_cast<size_t>(a.n / 16) * 8 * K;
-  const uint32_t* w[2];
-  w[0] = a.w + (chunk * 16 + warp) * 8 * K;
-  w[1] = cols == 256 ? w[0] + 8 * 8 * K : w[0];
-  const RowSource src = {a.xh, static_cast<size_t>(a.k), row0, a.m};
+__device__ __forceinline__ void dense_tile(const DenseArgs& a, int row0, int rows, int chunk,
+                                           unsigned char* shared, const Lane<K>& ln) {
+  const int lane = threadIdx.x & 31, cols = min(256, a.n - chunk * 256);
+  const int stride = a.n / 16 * 8 * K;
+  const uint32_t* w = a.w + chunk * 16 * 8 * K;
+  const int strip_step = cols == 256 ? 8 * 8 * K : 0;
+  const RowSource src = {a.xh, a.k, row0, a.m};
   float acc[2][2 * RB][4] = {};
-  tile_mma<K, F, RB, 2>(acc, w, stride, src, a.k / 16, smem, ln, a.cb);
-  tile_rows<RB>(acc, stage, rows, [&](int row, float4 y0, float4 y1) {
+  tile_mma<K, F, RB, 2>(acc, w, strip_step, stride, src, a.k / 16, shared, ln, a.cb);
+  tile_rows<RB>(acc, reinterpret_cast<float*>(shared), rows, [&](int row, float4 y0, float4 y1) {
 #pragma unroll
     for (int s = 0; s < 2; ++s) {
       if (s * 128 >= cols) break;
       const int col = chunk * 256 + s * 128 + 4 * lane;
       float4 v = hadamard128(s ? y1 : y0, lane) * load4h(a.svh + col);
       if (a.bias) v = v + load4h(a.bias + col);
-      store4(a.out, a.out_dtype, static_cast<size_t>(row0 + row) * a.n + col, v);
+      store4(a.out, a.out_dtype, static_cast<size_t>(row0 + row) * a.pitch + col, v);
     }
   });
 }
 
 template <int K, Family F>
-__global__ void __launch_bounds__(kFatThreads, 1) fat_dense(DenseArgs a) {
-  extern __shared__ __align__(128) unsigned char raw[];
-  const uint32_t smem = static_cast<uint32_t>(__cvta_generic_to_shared(raw));
-  float* stage = reinterpret_cast<float*>(raw);
+__global__ void __launch_bounds__(kFatThreads, kFatBlocks) fat_dense(const __grid_constant__ DenseArgs a) {
+  extern __shared__ __align__(128) unsigned char shared[];
   const Lane<K> ln(threadIdx.x & 31);
   wait_for_previous();
   const int blocks = (a.m + kFatRows - 1) / kFatRows, chunks = (a.n + 255) / 256;
   for (int t = blockIdx.x; t < blocks * chunks; t += gridDim.x) {
     const int row0 = t % blocks * kFatRows, rows = min(kFatRows, a.m - row0);
-    if (rows <= 64)
-      dense_tile<K, F, 4>(a, row0, rows, t / blocks, smem, stage, ln);
+    if (rows <= kFatRows / 2)
+      dense_tile<K, F, kFatRows / 32>(a, row0, rows, t / blocks, shared, ln);
     else
-      dense_tile<K, F, 8>(a, row0, rows, t / blocks, smem, stage, ln);
+      dense_tile<K, F, kFatRows / 16>(a, row0, rows, t / blocks, shared, ln);
   }
 }
 

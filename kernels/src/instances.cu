@@ -31,23 +31,14 @@ void launch(void (*kernel)(Args), const Args& args, int grid, int threads, int s
 }
 
 template <class Args>
-int resident(void (*kernel)(Args), int threads, int shared) {
-  int blocks = 0;
-  if (cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared) != cudaSuccess)
-    return 1;
-  return std::max(blocks, 1);
-}
-
-template <class Args>
 void launch_thin(void (*kernel)(Args), const Args& a, int sms, cudaStream_t stream) {
-  const int blocks = std::min(resident(kernel, kThinThreads, 0), kMaxThinBlocks);
-  launch(kernel, a, sms * blocks, kThinThreads, 0, true, stream);
+  launch(kernel, a, sms * kMaxThinBlocks, kThinThreads, 0, true, stream);
 }
 
 template <class Args>
 void launch_fat(void (*kernel)(Args), const Args& a, int grid, bool overlap, cudaStream_t stream) {
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kFatShared);
-  launch(kernel, a, grid, kFatThreads, kFatShared, overlap, stream);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Stage<K>::kShared);
+  launch(kernel, a, grid, kFatThreads, Stage<K>::kShared, overlap, stream);
 }
 
 }  // namespace
@@ -84,14 +75,14 @@ void Rate<K, F>::thin_dense(const DenseArgs& a, int sms, cudaStream_t stream) {
 
 template <>
 void Rate<K, F>::fat_moe(const FatArgs& a, int sms, cudaStream_t stream) {
-  launch_fat(a.w.shared_suh ? sparkloom::fat_moe<K, F, true> : sparkloom::fat_moe<K, F, false>, a, sms, false,
-             stream);
+  launch_fat(a.w.shared_suh ? sparkloom::fat_moe<K, F, true> : sparkloom::fat_moe<K, F, false>, a,
+             kFatBlocks * sms, false, stream);
 }
 
 template <>
 void Rate<K, F>::fat_dense(const DenseArgs& a, int sms, cudaStream_t stream) {
   const int tiles = (a.m + kFatRows - 1) / kFatRows * ((a.n + 255) / 256);
-  launch_fat(sparkloom::fat_dense<K, F>, a, std::min(tiles, sms), true, stream);
+  launch_fat(sparkloom::fat_dense<K, F>, a, std::min(tiles, kFatBlocks * sms), true, stream);
 }
 
 }  // namespace sparkloom

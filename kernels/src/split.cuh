@@ -1,4 +1,5 @@
-// Even split of (item, chunk, k) over the grid, and the ordered sum of what several CTAs did for one chunk.
+// Even division of (item, chunk, k) among the CTAs, and the ordered sum of what several CTAs did for one
+// chunk.
 #pragma once
 #include "hadamard.cuh"
 #include "strip.cuh"
@@ -8,39 +9,33 @@ namespace sparkloom {
 constexpr int kThinThreads = 256;  // 4 k-groups x 2 strips of warps
 constexpr int kPad = 132;          // row pitch in floats: conflict-free for MMA accumulators
 
+// A share's part of one chunk of one item.
 struct Segment {
-  int chunk;      // index of (item, chunk)
-  int k0, units;  // first unit and number of units of this CTA
-  int first_cta, parts, slot;
+  int at, units;  // first unit, over everything, and number of units
 };
 
-// CTA b owns units [b share, (b+1) share) of chunks x per_chunk units.
+// CTA b owns units [b share, (b + 1) share).
 struct Split {
   int per_chunk, share, end;
-  int at;
+
   __device__ Split(int chunks, int units_per_chunk) : per_chunk(units_per_chunk) {
     const int total = chunks * per_chunk;
-    share = (total + gridDim.x - 1) / gridDim.x;
-    at = min(total, static_cast<int>(blockIdx.x) * share);
-    end = min(total, at + share);
+    share = max(1, (total + static_cast<int>(gridDim.x) - 1) / static_cast<int>(gridDim.x));
+    end = min(total, (static_cast<int>(blockIdx.x) + 1) * share);
   }
-  __device__ bool next(Segment& s) {
-    if (at >= end) return false;
-    s.chunk = at / per_chunk;
-    const int start = s.chunk * per_chunk, stop = start + per_chunk;
-    s.k0 = at - start;
-    s.units = min(stop, end) - at;
-    s.first_cta = start / share;
-    s.parts = (stop - 1) / share - s.first_cta + 1;
-    s.slot = 2 * blockIdx.x + (start > static_cast<int>(blockIdx.x) * share);
-    at += s.units;
-    return true;
+  // The segment that begins at `at`.
+  __device__ Segment segment(int at) const {
+    const int stop = at / per_chunk * per_chunk + per_chunk;
+    return {at, min(stop, end) - at};
   }
-  // scratch slot of part p of a segment
-  __device__ int part_slot(const Segment& s, int p) const {
-    const int b = s.first_cta + p;
-    return 2 * b + (s.chunk * per_chunk > b * share);
-  }
+  // Scratch slot of what CTA b did for the chunk that begins at unit `start`: at most two chunks of a share
+  // are incomplete, its first and its last.
+  __device__ int slot(int b, int start) const { return 2 * b + (start > b * share); }
+};
+
+template <int N>
+struct Int {
+  static constexpr int value = N;
 };
 
 struct ThinShared {
@@ -48,16 +43,14 @@ struct ThinShared {
   int last;
 };
 
-// Runs strip_mma for `rows` rows, sums the four k-groups, joins the CTAs' parts in order and calls
-// finish(row, strip0, strip1) once per row, warp by warp, with 4 columns per lane.
-template <int K, Family F, int NB, class Finish>
-__device__ __forceinline__ void thin_segment(ThinShared& sh, const Split& split, const Segment& seg,
-                                             const uint32_t* w, size_t stride, const uint4* const (&x)[NB],
-                                             int rows, float* partial, int* counter, const Lane<K>& ln,
-                                             const Codebook& cb, Finish finish) {
+// Sums the four k-groups, joins the shares' parts in order and calls finish(row, strip0, strip1) once per
+// row, warp by warp, with 4 columns per lane.
+template <int NB, class Finish>
+__device__ __forceinline__ void thin_sum(ThinShared& sh, const float (&acc)[8][NB][4], const Split& split,
+                                         int at, int rows, float* partial, int* counters, Finish finish) {
+  const int chunk = at / split.per_chunk, start = chunk * split.per_chunk;
+  const int first = start / split.share, parts = (start + split.per_chunk - 1) / split.share - first + 1;
   const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, strip = warp & 1, group = warp >> 1;
-  float acc[8][NB][4] = {};
-  strip_mma<K, F, NB>(acc, w, stride, x, seg.units, ln, cb);
 #pragma unroll
   for (int b = 0; b < NB; ++b) {
     if (b * 8 >= rows) break;
@@ -71,43 +64,97 @@ __device__ __forceinline__ void thin_segment(ThinShared& sh, const Split& split,
       s[i * 16 + 8 + kPad] = acc[i][b][3];
     }
     __syncthreads();
-    float4 v[2];
-#pragma unroll
-    for (int p = 0; p < 2; ++p) {
-      v[p] = *reinterpret_cast<float4*>(&sh.sum[0][p][warp][4 * lane]);
-#pragma unroll
-      for (int g = 1; g < 4; ++g) v[p] = v[p] + *reinterpret_cast<float4*>(&sh.sum[g][p][warp][4 * lane]);
-    }
     const int row = b * 8 + warp;
     if (row < rows) {
-      if (seg.parts == 1) {
+      float4 v[2];
+#pragma unroll
+      for (int p = 0; p < 2; ++p) {
+        v[p] = *reinterpret_cast<float4*>(&sh.sum[0][p][warp][4 * lane]);
+#pragma unroll
+        for (int g = 1; g < 4; ++g) v[p] = v[p] + *reinterpret_cast<float4*>(&sh.sum[g][p][warp][4 * lane]);
+      }
+      if (parts == 1) {
         finish(row, v[0], v[1]);
       } else {
-        float4* dst = reinterpret_cast<float4*>(partial + static_cast<size_t>(seg.slot) * kThinPartial) +
+        float4* dst = reinterpret_cast<float4*>(partial + static_cast<size_t>(split.slot(blockIdx.x, start)) *
+                                                              kThinPartial) +
                       (row * 2) * 32 + lane;
         __stcg(dst, v[0]);
         __stcg(dst + 32, v[1]);
       }
     }
   }
-  if (seg.parts == 1) return;
+  if (parts == 1) return;
   __threadfence();
   __syncthreads();
-  if (threadIdx.x == 0) sh.last = atomicAdd(counter, 1) == seg.parts - 1;
+  if (threadIdx.x == 0) sh.last = atomicAdd(counters + chunk, 1) == parts - 1;
   __syncthreads();
   if (!sh.last) return;
   __threadfence();
   for (int row = warp; row < rows; row += 8) {
     float4 v0 = make_float4(0, 0, 0, 0), v1 = v0;
 #pragma unroll 4
-    for (int p = 0; p < seg.parts; ++p) {
+    for (int p = 0; p < parts; ++p) {
       const float4* src = reinterpret_cast<const float4*>(
-                              partial + static_cast<size_t>(split.part_slot(seg, p)) * kThinPartial) +
+                              partial + static_cast<size_t>(split.slot(first + p, start)) * kThinPartial) +
                           (row * 2) * 32 + lane;
       v0 = v0 + __ldcg(src);
       v1 = v1 + __ldcg(src + 32);
     }
     finish(row, v0, v1);
+  }
+}
+
+// Works through the CTA's share. Op says how a segment reads its operands and what becomes of its sums.
+// With one row block, the next segment's first loads are under way while a segment is summed.
+template <int K, Family F, int NBMax, class Op>
+__device__ __forceinline__ void thin_run(ThinShared& sh, const Op& op, float* partial, int* counters,
+                                         const Codebook& cb) {
+  const Lane<K> ln(threadIdx.x & 31);
+  const int stride = op.stride();
+  const Split split(op.items() * op.chunks(), op.units());
+  int at = blockIdx.x * split.share;
+  if (at >= split.end) return;
+  auto none = [](auto&) {};
+  auto run = [&](auto blocks, auto& stream, auto& cursor, const Segment& seg, auto next) {
+    constexpr int NB = decltype(blocks)::value;
+    float acc[8][NB][4] = {};
+    strip_mma<K, F, NB>(acc, stream, cursor, next, op.x(), stride, seg.units, ln, cb);
+    const auto again = op.place(seg.at);  // computed anew: registers are dear in the loop
+    thin_sum<NB>(sh, acc, split, seg.at, again.rows(), partial, counters,
+                 [&](int row, float4 a, float4 b) { op.finish(again, row, a, b); });
+  };
+  if constexpr (NBMax == 1) {
+    Cursor<1> cursor;
+    op.point(cursor, op.place(at));
+    Stream<K, 1> stream;
+    stream.start(cursor, op.x(), stride, ln);
+    do {
+      const Segment seg = split.segment(at);
+      at += seg.units;
+      run(Int<1>{}, stream, cursor, seg, [&](Cursor<1>& c) {
+        if (at < split.end) op.point(c, op.place(at));
+      });
+    } while (at < split.end);
+  } else {
+    do {
+      const Segment seg = split.segment(at);
+      const auto place = op.place(at);
+      at += seg.units;
+      if (place.rows() <= 8) {
+        Cursor<1> cursor;
+        op.point(cursor, place);
+        Stream<K, 1> stream;
+        stream.start(cursor, op.x(), stride, ln);
+        run(Int<1>{}, stream, cursor, seg, none);
+      } else {
+        Cursor<NBMax> cursor;
+        op.point(cursor, place);
+        Stream<K, NBMax> stream;
+        stream.start(cursor, op.x(), stride, ln);
+        run(Int<NBMax>{}, stream, cursor, seg, none);
+      }
+    } while (at < split.end);
   }
 }
 

@@ -17,6 +17,22 @@ __device__ __forceinline__ int local_expert(const Routing& r, int slot) {
   return r.expert_map[e];
 }
 
+// f(slot, expert) for every slot that is served here; eight loads are under way at a time.
+template <class Fn>
+__device__ __forceinline__ void for_slots(const Routing& r, int slots, Fn f) {
+  for (int base = threadIdx.x; base < slots; base += 8 * blockDim.x) {
+    int e[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const int s = base + i * blockDim.x;
+      e[i] = s < slots ? local_expert(r, s) : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; ++i)
+      if (e[i] >= 0) f(base + i * static_cast<int>(blockDim.x), e[i]);
+  }
+}
+
 // Exclusive scan of 32 values in a warp; returns the total through `sum`.
 __device__ __forceinline__ int warp_scan(int v, int& sum) {
   const int lane = threadIdx.x & 31;
@@ -32,32 +48,28 @@ __device__ __forceinline__ int warp_scan(int v, int& sum) {
 
 // Few slots are placed in their own order, so that a decode step repeats to the bit. Many are placed as they
 // come: a prefill row's result does not depend on its place.
-__device__ inline void build_table(TableShared& sh, const Routing& r, const Tables& t, int per_item,
-                                   int pad) {
+__device__ inline void build_table(TableShared& sh, const Routing& r, const Tables& t, int per_item) {
   const int slots = r.tokens * r.topk, lane = threadIdx.x & 31;
   for (int e = threadIdx.x; e < r.experts; e += blockDim.x) sh.count[e] = 0;
   __syncthreads();
-#pragma unroll 4
-  for (int s = threadIdx.x; s < slots; s += blockDim.x) {
-    const int e = local_expert(r, s);
-    if (e >= 0) atomicAdd(&sh.count[e], 1);
-  }
+  for_slots(r, slots, [&](int, int e) { atomicAdd(&sh.count[e], 1); });
   __syncthreads();
   if (threadIdx.x < 32) {
-    int rows = 0, items = 0, ring = 0;
+    int rows = 0, items = 0;
     for (int base = 0; base < r.experts; base += 32) {
-      const int e = base + lane, c = e < r.experts ? sh.count[e] : 0;
-      const int n = (c + per_item - 1) / per_item, padded = (c + pad - 1) / pad * pad;
-      int a, b, d;
-      const int row0 = rows + warp_scan(c, a), item0 = items + warp_scan(n, b),
-                ring0 = ring + warp_scan(padded, d);
+      const int e = base + lane, c = e < r.experts ? sh.count[e] : 0, n = (c + per_item - 1) / per_item;
+      int a, b;
+      const int row0 = rows + warp_scan(c, a), item0 = items + warp_scan(n, b);
       if (e < r.experts) sh.first[e] = row0;
-      for (int i = 0; i < n; ++i)
+      // Equal items: CTAs that share an expert's weights then keep the same pace, and L2 serves all but one.
+      for (int i = 0; i < n; ++i) {
+        const int from = c * i / n, to = c * (i + 1) / n;
+        const int group = i / kFatGroup * kFatGroup;
         t.items[item0 + i] =
-            make_int4(e, row0 + i * per_item, min(per_item, c - i * per_item), ring0 + i * per_item);
+            make_int4(e, row0 + from, to - from, 8 * (item0 + group) + min(kFatGroup, n - group));
+      }
       rows += a;
       items += b;
-      ring += d;
     }
     if (lane == 0) {
       t.header[0] = items;
@@ -82,11 +94,7 @@ __device__ inline void build_table(TableShared& sh, const Routing& r, const Tabl
     }
     return;
   }
-#pragma unroll 4
-  for (int s = threadIdx.x; s < slots; s += blockDim.x) {
-    const int e = local_expert(r, s);
-    if (e >= 0) t.slots[atomicAdd(&sh.first[e], 1)] = s;
-  }
+  for_slots(r, slots, [&](int s, int e) { t.slots[atomicAdd(&sh.first[e], 1)] = s; });
 }
 
 }  // namespace sparkloom

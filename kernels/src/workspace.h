@@ -43,16 +43,18 @@ inline size_t place_fat(FatArgs& a, void* workspace, int sms, int* flags = nullp
   Arena m{static_cast<char*>(workspace)};
   const size_t slots = static_cast<size_t>(a.r.tokens) * a.r.topk, nx = a.w.shared_suh ? 1 : 2;
   const size_t segments = slots / kFatRows + std::min<size_t>(a.r.experts, slots) + 1;
-  const size_t padded = slots + 16 * std::min<size_t>(a.r.experts, slots) + kFatRows;
   const bool mixed = a.w.bits13 != a.w.bits2 || a.w.cb13.family != a.w.cb2.family;
-  a.ahead = 1;
-  const size_t most = std::max<size_t>(padded, 3 * kFatRows);
+  // Group order (fat.cuh) needs: ahead >= kFatGroup - 1, behind >= kFatGroup, and rings that hold what the
+  // queue keeps in flight: kFatRows x (ahead + kFatGroup + 1) and kFatRows x (behind + 2 kFatGroup) rows.
+  a.ahead = kFatGroup;
   a.ring_x_rows =
-      static_cast<int>(std::min(most, std::max<size_t>(kRingXBytes / (nx * a.w.hidden * 2), 3 * kFatRows)));
-  a.ring_act_rows = static_cast<int>(
-      mixed ? most : std::min(most, std::max<size_t>(kRingActBytes / (a.w.inter * size_t{2}), 3 * kFatRows)));
-  const int want = std::max(2, (sms * 7 / 10 + a.w.inter / 128 - 1) / (a.w.inter / 128) + 1);
-  a.behind = std::min(want, a.ring_act_rows / kFatRows - 1);
+      static_cast<int>(std::max<size_t>(kRingXBytes / (nx * a.w.hidden * 2), kFatRows * (2 * kFatGroup + 1)));
+  const int least = kFatRows * 3 * kFatGroup,
+            afford = static_cast<int>(kRingActBytes / (a.w.inter * size_t{2}));
+  const int gates = a.w.inter / 128, want = (kFatBlocks * sms * 7 / 10 + gates - 1) / gates + 1;
+  a.ring_act_rows = std::max(least, std::min(afford, kFatRows * (want + 2 * kFatGroup)));
+  a.behind = std::max(kFatGroup, std::min(want, a.ring_act_rows / kFatRows - 2 * kFatGroup));
+  if (mixed) a.ring_act_rows = std::max<int>(a.ring_act_rows, static_cast<int>(slots));
   a.t.header = m.take<int>(4);
   a.t.items = m.take<int4>(segments);
   a.t.slots = m.take<int>(slots);
