@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # Name -> (class, whether `auto` may take it), in the order in which `auto` tries them.
 BACKENDS: dict[str, tuple[str, bool]] = {
+    "cuda": ("sparkloom.vllm.backends.cuda:CudaBackend", True),
     "reference": ("sparkloom.vllm.backends.reference:ReferenceBackend", True),
 }
 VARIABLE = "SPARKLOOM_EXL3_BACKEND"
