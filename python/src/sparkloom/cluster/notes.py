@@ -18,6 +18,13 @@ def notes(cluster: Cluster) -> list[Finding]:
     return list(_notes(cluster))
 
 
+def unbuilt() -> dict[str, str]:
+    """Switches of `patches` that need a patched vLLM and are refused at start without it, with the reason."""
+    from sparkloom.vllm.hooks.install import UNBUILT
+
+    return UNBUILT
+
+
 def _notes(cluster: Cluster) -> Iterator[Finding]:
     from sparkloom.plan.geometry import GLM_FLASH
 
@@ -48,6 +55,13 @@ def _notes(cluster: Cluster) -> Iterator[Finding]:
             "one rail: a QSFP port has two halves, and one of them stays unused",
             "give each node one address per half, in a subnet of its own",
         )
+    for name, reason in unbuilt().items():
+        if getattr(cluster.patches, name, None):
+            yield warn(
+                f"cluster.patches.{name}",
+                f"patches.{name} needs a patched vLLM; without the patch ({reason}) a rank refuses to start",
+                f"leave patches.{name} out, unless your vLLM has the patch",
+            )
     if cluster.api.key_file is None and cuda:
         yield warn("cluster.api", "the API asks for no key", "name a file in api.key_file")
     if final.drafter is DrafterKind.dflash2 and not final.cuda_graphs:

@@ -85,13 +85,14 @@ PROFILES: Mapping[ProfileName, Profile] = MappingProxyType(
             patches__fair_prefill="fair",
         ),
         ProfileName.no_drafter: _profile(
-            "No speculative decoding: plain behaviour for comparisons and for debugging, smaller pool blocks, "
-            "at the cost of one token per step where published drafters get 2.4 (prose) to 6.7 (lists).",
+            "No speculative decoding: plain behaviour for comparisons and for debugging, smaller pool "
+            "blocks, at the cost of one token per step where published drafters get 2.4 (prose) to 6.7 "
+            "(lists).",
             drafter__kind="none",
         ),
         ProfileName.text_only: _profile(
-            "No vision tower: 0.5 GiB per rank, an image reserve of 1.2 GiB and an image cache of 2 GiB on the "
-            "head go to the cache, at the cost of refusing every image.",
+            "No vision tower: 0.5 GiB per rank, an image reserve of 1.2 GiB and an image cache of 2 GiB on "
+            "the head go to the cache, at the cost of refusing every image.",
             vision__enabled=False,
             vision__max_images=0,
             vision__max_videos=0,

@@ -130,12 +130,15 @@ class Patches(Section):
     """Turn programmatic dependent launch off on sm_12x; a race on the state kernels was reported with it
     on."""
     adaptive_verify_width: bool = False
-    """Verify only a prefix of the draft block, chosen per step from a moving average of acceptance."""
+    """Verify only a prefix of the draft block, chosen per step from a moving average of acceptance. Needs
+    a patched vLLM: without the patch a rank refuses to start."""
     draft_kv_block_tokens: Annotated[int, Field(ge=256, le=16_384)] | None = None
     """KV block of the DFlash2 drafter in tokens; must divide the manager block of 4608. 2304 lowers the
-    pool's stride from 47.2 to 34.9 MB (+35 % blocks). null: the manager block."""
+    pool's stride from 47.2 to 34.9 MB (+35 % blocks). null: the manager block. Needs a patched vLLM:
+    without the patch a rank refuses to start."""
     free_indexer_logits: bool = False
-    """Free the sparse indexer's logits after each chunk of a prefill (about half of 1 GiB at peak)."""
+    """Free the sparse indexer's logits after each chunk of a prefill (about half of 1 GiB at peak). Needs
+    a patched vLLM: without the patch a rank refuses to start."""
     stop_strings_after_reasoning: bool = True
     """Stop strings sleep until the reasoning part has ended."""
     key_on_all_routes: bool = True
@@ -156,4 +159,5 @@ class Patches(Section):
     per_request_no_store: bool = True
     """Let a request say that its prompt must not be written to the prefix cache."""
     dense_quantization: bool = False
-    """Let quantised dense layers (KDA, MLA, MLP, lm_head) load where the checkpoint has them."""
+    """Let quantised dense layers (KDA, MLA, MLP, lm_head) load where the checkpoint has them. Needs a
+    patched vLLM: without the patch a rank refuses to start."""

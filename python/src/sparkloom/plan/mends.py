@@ -7,6 +7,7 @@ from typing import Any
 
 from sparkloom.cluster.checks import check
 from sparkloom.cluster.model import DrafterKind
+from sparkloom.cluster.notes import unbuilt
 from sparkloom.cluster.settings import settings
 from sparkloom.cluster.types import Cluster
 from sparkloom.plan.free import Free
@@ -60,7 +61,12 @@ def _changes(cluster: Cluster, free: Mapping[str, Free], *, context: bool = True
         largest = _grain(plan(cluster, free, mend=False).largest_context)
         if SMALLEST_CONTEXT <= largest < final.context_tokens:
             yield {"serving.context_tokens": largest}
-    if final.drafter is DrafterKind.dflash2 and cluster.patches.draft_kv_block_tokens is None:
+    block = "draft_kv_block_tokens"
+    if (
+        final.drafter is DrafterKind.dflash2
+        and cluster.patches.draft_kv_block_tokens is None
+        and block not in unbuilt()
+    ):
         yield {"patches.draft_kv_block_tokens": 2304}
     if final.max_sequences > 1:
         yield {"serving.max_sequences": max(1, final.max_sequences // 2)}
