@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -10,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sparkloom.cluster import parse
+from sparkloom.errors import SparkloomError
+from sparkloom.meminfo import parse_meminfo
 from sparkloom.preflight import context, run_checks
 from sparkloom.preflight.gpu import judge_gpu, number, parse_csv
 from sparkloom.preflight.processes import parse_status, parse_tcp
@@ -61,3 +64,6 @@ def test_any_text_is_parsed_or_passed_over(text):
     parse_df(text)
     parse_limit(text)
     Redactor(("host",)).text(text)
+    for info in (text, f"MemTotal: 1 kB\nMemFree: 1 kB\nMemAvailable: 1 kB\n{text}"):
+        with contextlib.suppress(SparkloomError):
+            assert parse_meminfo(info)["MemTotal"] >= 0

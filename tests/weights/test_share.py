@@ -115,6 +115,25 @@ def test_the_worker_takes_the_head_s_copy_and_resumes(tmp_path, serving, content
     assert all((tmp_path / "worker" / n).read_bytes() == d for n, d in content.items())
 
 
+def test_a_proxy_of_the_environment_is_not_asked_for_the_fabric(tmp_path, serving, monkeypatch):
+    url = serving("127.0.0.0/8")
+    for name in ("http_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    target = Target("model", REPO, REVISION, tmp_path / "worker")
+    _, done = obtain(target, [], Options(stall_s=2, attempts=1), peer=url)
+    assert len(done.fetched) == 4
+
+
+def test_pages_are_handed_back_after_a_file_was_sent(serving, monkeypatch):
+    import httpx
+
+    dropped = []
+    monkeypatch.setattr("sparkloom.weights.share.drop_pages", dropped.append)
+    with httpx.Client(trust_env=False) as client:
+        assert client.get(f"{serving('127.0.0.0/8')}/model/files/{A}").status_code == 200
+    assert len(dropped) == 1
+
+
 def test_a_worker_with_another_pin_is_refused(tmp_path, serving):
     target = Target("model", REPO, "2" * 40, tmp_path / "worker")
     with pytest.raises(SparkloomError, match="the peer shares revision"):

@@ -7,7 +7,6 @@ links are followed inside the root only: a saved tree can not point at files of 
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
@@ -121,15 +120,3 @@ class SysRoot:
         """Whether `name` leads to a folder."""
         path = self.resolve(name)
         return path is not None and os.path.isdir(path)
-
-    def why_unreadable(self, name: str) -> str:
-        """One phrase for a message: why `name` cannot be read."""
-        path = self.resolve(name)
-        if path is None:
-            return "its links run in a circle"
-        try:
-            with path.open("rb") as file:
-                file.read(1)
-        except OSError as error:
-            return os.strerror(error.errno or errno.EIO).lower()
-        return "it can be read"

@@ -51,10 +51,15 @@ class Broken(Exception):
         self.wait_s = wait_s
 
 
-def new_client(options: Options) -> httpx.Client:
-    """A client that gives up a silent connection and drops the token on a redirect to another host."""
+def new_client(options: Options, sources: Sequence[Source] = ()) -> httpx.Client:
+    """A client that gives up a silent connection and drops the token on a redirect to another host.
+
+    Another node is reached over the fabric, never through a proxy that the environment names.
+    """
+    proxies = not any(source.peer for source in sources)
+    headers = {"Accept-Encoding": "identity"}
     timeout = httpx.Timeout(options.stall_s, connect=min(options.stall_s, 15.0))
-    return httpx.Client(timeout=timeout, follow_redirects=True, headers={"Accept-Encoding": "identity"})
+    return httpx.Client(timeout=timeout, follow_redirects=True, headers=headers, trust_env=proxies)
 
 
 def part_path(folder: Path, entry: FileEntry) -> Path:

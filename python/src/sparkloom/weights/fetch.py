@@ -110,7 +110,7 @@ def fetch(
         _check_room(folder, missing)
         report.begin(sum(entry.size for entry in missing), len(missing))
 
-        client = new_client(options)
+        client = new_client(options, sources)
 
         def one(entry: FileEntry) -> None:
             report.start(entry)

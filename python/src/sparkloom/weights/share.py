@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.typedefs import Handler
 
 from sparkloom.errors import Exit, SparkloomError
+from sparkloom.weights.hashing import drop_pages
 from sparkloom.weights.manifest import Manifest
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -54,6 +58,22 @@ def share_address(bind: str | None, fabric: Sequence[str], prefix: int) -> tuple
     return str(address), ipaddress.ip_network(f"{address}/{prefix}", strict=False)
 
 
+class _Sent(web.FileResponse):
+    """A file whose pages are handed back once it was sent: on the head they would be GPU memory."""
+
+    async def prepare(self, request: web.BaseRequest) -> AbstractStreamWriter | None:
+        """Send the file, then advise its pages away."""
+        try:
+            return await super().prepare(request)
+        finally:
+            with contextlib.suppress(OSError):
+                fd = os.open(self._path, os.O_RDONLY)
+                try:
+                    drop_pages(fd)
+                finally:
+                    os.close(fd)
+
+
 def make_app(shares: Sequence[Share], networks: Sequence[Network]) -> web.Application:
     """The server: the manifest and the files of each share, nothing else, GET and HEAD only."""
     by_name = {share.name: share for share in shares}
@@ -85,7 +105,7 @@ def make_app(shares: Sequence[Share], networks: Sequence[Network]) -> web.Applic
         path = share.folder / entry.path
         if not path.is_file():
             raise web.HTTPNotFound(text="not fetched yet\n")
-        return web.FileResponse(path, chunk_size=1 << 20)
+        return _Sent(path, chunk_size=1 << 20)
 
     app = web.Application(middlewares=[guard])
     app.router.add_get("/{name}/manifest.json", manifest)
