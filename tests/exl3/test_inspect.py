@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from exl3_checkpoints import random_linear, tensors_of, write_checkpoint
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from sparkloom import exl3
 from sparkloom.cli.main import run
 from sparkloom.errors import Exit, SparkloomError
-from sparkloom.exl3.inspect import inspect
+from sparkloom.exl3.inspect import Inspection, inspect
 
 Shards = dict[str, dict[str, np.ndarray]]
 
@@ -223,3 +226,72 @@ def test_tensor_storage(tmp_path: Path) -> None:
     assert len(summaries) == 2
     assert "tensor_storage says [16, 8, 48], the file has [16, 8, 64]" in summaries[0]
     assert "gone.trellis" in summaries[1]
+
+
+def assert_findings_or_error(path: Path) -> None:
+    found: Inspection | SparkloomError
+    try:
+        found = inspect(path)
+    except SparkloomError as error:
+        found = error
+    if isinstance(found, SparkloomError):
+        assert found.code == Exit.INPUT
+        assert found.mend
+    assert json.dumps(found.as_dict())
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 0.999), st.integers(0, 255)), min_size=1, max_size=4),
+    st.floats(0.02, 1),
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_damage_gives_findings_or_one_clear_error(
+    tmp_path: Path, changes: list[tuple[float, int]], kept: float
+) -> None:
+    """Bytes of the header overwritten, the file cut: never a traceback."""
+    whole = tmp_path / "whole"
+    if not whole.exists():
+        write_checkpoint(whole, {"model.safetensors": tensors_of(up=random_linear(128, 128, 1))})
+    raw = bytearray((whole / "model.safetensors").read_bytes())
+    head = 8 + int.from_bytes(raw[:8], "little")
+    for place, value in changes:
+        raw[int(place * head)] = value
+    (tmp_path / "a.safetensors").write_bytes(raw[: max(1, int(kept * len(raw)))])
+    assert_findings_or_error(tmp_path / "a.safetensors")
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 2**70) | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+entry_like = st.fixed_dictionaries(
+    {"dtype": st.sampled_from(["I16", "F16", "X"]) | json_values},
+    optional={"shape": json_values, "data_offsets": json_values},
+)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["a.trellis", "a.suh", "a", ".mcg", "__metadata__"]), entry_like | json_values
+    )
+)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_header_content_gives_findings_or_one_clear_error(tmp_path: Path, content: dict) -> None:
+    raw = json.dumps(content).encode()
+    (tmp_path / "a.safetensors").write_bytes(len(raw).to_bytes(8, "little") + raw + bytes(64))
+    assert_findings_or_error(tmp_path / "a.safetensors")
+
+
+@given(json_values, json_values)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_configuration_gives_findings(tmp_path: Path, config: object, storage: object) -> None:
+    if not (tmp_path / "config.json").exists():
+        write_checkpoint(tmp_path, {"model.safetensors": tensors_of(up=random_linear(128, 128, 1))})
+    said = [config, {"quant_method": "exl3", "bits": config, "codebook": storage}]
+    ledger = [storage, {"stored_tensors": config}, {"stored_tensors": {"up.suh": storage, "x": config}}]
+    ledger.append({"stored_tensors": {"up.suh": {"shape": config}}})
+    for value, module in itertools.product(said, ledger):
+        (tmp_path / "config.json").write_text(json.dumps({"quantization_config": value}))
+        (tmp_path / "quantization_config.json").write_text(json.dumps({"tensor_storage": {"up": module}}))
+        assert json.dumps(inspect(tmp_path).as_dict())

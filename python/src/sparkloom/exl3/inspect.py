@@ -346,18 +346,24 @@ def _storage(checkpoint: Checkpoint, modules: list[Module]) -> Iterator[Finding]
     }
     readable = not checkpoint.absent and not checkpoint.unreadable
     for key, value in storage.items():
-        stored = value.get("stored_tensors", {}) if isinstance(value, dict) else {}
+        stored = value.get("stored_tensors") if isinstance(value, dict) else None
+        if not isinstance(stored, dict):
+            yield fail("exl3.storage", f"tensor_storage has no stored_tensors of {key}", _REFETCH)
+            continue
         for name, promised in stored.items():
             entry = tensors.get(name)
+            shape = promised.get("shape") if isinstance(promised, dict) else None
             if entry is None:
                 if readable:
                     yield fail(
-                        "exl3.storage", f"tensor_storage lists {name} of {key}, which is not there", _REFETCH
+                        "exl3.storage",
+                        f"tensor_storage lists {name} of {key}, which is not there",
+                        _REFETCH,
                     )
-            elif list(promised.get("shape", entry.shape)) != list(entry.shape):
+            elif shape != list(entry.shape):
                 yield fail(
                     "exl3.storage",
-                    f"{name}: tensor_storage says {promised['shape']}, the file has {list(entry.shape)}",
+                    f"{name}: tensor_storage says {shape}, the file has {list(entry.shape)}",
                     _REFETCH,
                 )
     unlisted = [m.name for m in modules if m.name not in storage]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -40,6 +41,15 @@ def size(nbytes: float) -> str:
     raise AssertionError
 
 
+def _table(name: str, *others: str) -> Table:
+    """A table whose first column breaks names in two rather than cutting them off."""
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column(name, overflow="fold")
+    for other in others:
+        table.add_column(other, justify="right", no_wrap=True)
+    return table
+
+
 def family(name: str) -> str:
     """The name with its numbers replaced: layers.3.experts.17.up_proj -> layers.*.experts.*.up_proj."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
@@ -47,7 +57,7 @@ def family(name: str) -> str:
 
 def print_inspection(result: Inspection, *, every: bool = False) -> None:
     """Print what was found; `every` linear on its own line, or by families."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     rows: Counter[tuple[str, str, str, str, str]] = Counter()
     weight: Counter[tuple[str, str, str, str, str]] = Counter()
     for m in result.modules:
@@ -62,7 +72,7 @@ def print_inspection(result: Inspection, *, every: bool = False) -> None:
         rows[row] += 1
         weight[row] += m.nbytes
     if rows:
-        table = Table("EXL3 linear", "bits", "codebook", "k x n", "", "count", "size", title_justify="left")
+        table = _table("EXL3 linear", "bits", "codebook", "k x n", "", "count", "size")
         for row, count in rows.items():
             table.add_row(*map(escape, row), str(count), size(weight[row]))
         console.print(table)
@@ -90,11 +100,11 @@ def print_inspection(result: Inspection, *, every: bool = False) -> None:
 
 def print_plan(plan: Plan, options: Options) -> None:
     """What would be encoded, by families."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     rows: Counter[tuple[str, str, str]] = Counter()
     for t in plan.targets:
         rows[(family(t.key), f"{t.bits:g}", f"{t.k} x {t.n}")] += 1
-    table = Table("to encode", "bits", "k x n", "count")
+    table = _table("to encode", "bits", "k x n", "count")
     for row, count in rows.items():
         table.add_row(*map(escape, row), str(count))
     console.print(table)
@@ -112,10 +122,10 @@ def _print_skipped(console: Console, skipped: Mapping[str, str]) -> None:
 
 def print_report(report: Mapping[str, Any]) -> None:
     """The outcome of `quantize`: sums, and the linears with the largest error."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     s = report["summary"]
     worst = sorted(report["linears"], key=lambda n: -n["nmse"])[:5]
-    table = Table("largest errors", "bits", "k x n", "NMSE", title_justify="left")
+    table = _table("largest errors", "bits", "k x n", "NMSE")
     for n in worst:
         table.add_row(escape(n["name"]), f"{n['bits']:g}", f"{n['k']} x {n['n']}", f"{n['nmse']:.3g}")
     console.print(table)
