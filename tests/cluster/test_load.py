@@ -213,6 +213,7 @@ def test_command_validate(tmp_path: Path, pair: dict[str, Any], capsys: pytest.C
         ({"fabric": {"mtu": 1500}}, "cluster.fabric.mtu"),
         ({"fabric": {"require_rdma": False}}, "cluster.fabric.require_rdma"),
         ({"memory": {"drop_page_cache": False}}, "cluster.memory"),
+        ({"deadlines": {"stop_seconds": 20}}, "cluster.deadlines.stop_seconds"),
         ({"patches": {"free_indexer_logits": True}}, "cluster.patches.free_indexer_logits"),
         ({"drafter": DFLASH, "serving": {"cuda_graphs": False}}, "cluster.drafter"),
     ],

@@ -64,6 +64,13 @@ def _notes(cluster: Cluster) -> Iterator[Finding]:
             )
     if cluster.api.key_file is None and cuda:
         yield warn("cluster.api", "the API asks for no key", "name a file in api.key_file")
+    if cluster.serving.shutdown_timeout_seconds > cluster.deadlines.stop_seconds / 2:
+        yield warn(
+            "cluster.deadlines.stop_seconds",
+            f"ranks must end within {cluster.deadlines.stop_seconds:g} s, while they may take "
+            f"{cluster.serving.shutdown_timeout_seconds} s to let requests end",
+            "set deadlines.stop_seconds to at least twice serving.shutdown_timeout_seconds",
+        )
     if final.drafter is DrafterKind.dflash2 and not final.cuda_graphs:
         yield warn(
             "cluster.drafter",

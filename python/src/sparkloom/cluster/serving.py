@@ -98,8 +98,9 @@ class Serving(Section):
     """Report cached prompt tokens in `usage` (--enable-prompt-tokens-details); the benchmarks need it."""
     request_logging: bool = False
     """Write prompts to the log (--enable-log-requests). Off: prompts are private."""
-    shutdown_timeout_seconds: Annotated[int, Field(ge=0, le=3600)] = 60
-    """How long a stopping server lets running requests end (--shutdown-timeout)."""
+    shutdown_timeout_seconds: Annotated[int, Field(ge=0, le=3600)] = 30
+    """How long a stopping server lets running requests end (--shutdown-timeout); at most half of
+    `deadlines.stop_seconds`. `sparkloom drain` waits longer before it stops anything."""
     attention_workspace_factor: Annotated[int, Field(ge=2, le=16)] = 2
     """Sparse-MLA prefill workspace in multiples of the context
     (attention_config.sparse_mla_prefill_workspace_factor)."""
