@@ -46,7 +46,9 @@ def transformers_model(folder: Path) -> Any:
     """The checkpoint (without EXL3) in transformers, float32."""
     import torch
     from transformers import MixtralForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     return MixtralForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
 
 
