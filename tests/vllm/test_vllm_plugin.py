@@ -212,6 +212,24 @@ def test_linear_layers_row_and_column(tmp_path: Path) -> None:
     assert np.abs(total.numpy() - want).max() < 2e-5 * np.abs(want).max()
 
 
+def test_native_experts_take_the_clamping_form_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+    from sparkloom.vllm.cpu import swiglu
+
+    for name in ("process_weights_after_loading", "apply"):  # restored after the test
+        monkeypatch.setattr(UnquantizedFusedMoEMethod, name, getattr(UnquantizedFusedMoEMethod, name))
+    swiglu.apply()
+    method = object.__new__(UnquantizedFusedMoEMethod)
+    gate_up, down = torch.randn(2, 64, 32), torch.randn(2, 32, 32)
+    layer = SimpleNamespace(swiglu_limit=1.0, w13_weight=gate_up, w2_weight=down, expert_map=None)
+    method.process_weights_after_loading(layer)
+    assert layer.w13_weight is gate_up  # not repacked
+    x, weights, ids = torch.randn(3, 32), torch.rand(3, 2), torch.tensor([[0, 1]] * 3)
+    got = method.apply(layer, x, weights, ids, None, None)
+    assert torch.equal(got, swiglu.experts(x, weights, ids, gate_up, down, 1.0))
+
+
 def config(folder: Path) -> Any:
     from sparkloom.vllm.config import Exl3Config
 
