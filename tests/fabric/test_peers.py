@@ -93,6 +93,11 @@ def test_a_report_of_the_peer_is_as_good_as_its_tree(pair, tmp_path, capsys):
     assert run(["fabric", "check", *mine, "--peer", str(report)]) == 0
     assert len(json.loads(capsys.readouterr().out)["peer_rails"]) == 2
     assert run(["fabric", "check", *mine, "--peer", str(root), "--peer-address", "10.0.0.2"]) == 3
+    archive = tmp_path / "peer.tar.gz"
+    assert run(["capture", str(archive), "--root", str(root)]) == 0
+    assert run(["fabric", "check", *mine, "--peer", str(archive), "--peer-address", "10.0.0.2,10.0.1.2"]) == 0
+    report.write_text("{")
+    assert run(["fabric", "check", *mine, "--peer", str(report)]) == 4
 
 
 def test_addresses_come_from_the_cluster_file(pair, tmp_path, capsys):

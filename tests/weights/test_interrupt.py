@@ -22,7 +22,7 @@ def fetch(hub, folder):
     args = ["weights", "fetch", "--repo", REPO, "--revision", REVISION, "--path", str(folder)]
     env = {**os.environ, "HF_HOME": str(folder.parent / "hf"), "HF_HUB_DISABLE_TELEMETRY": "1"}
     return subprocess.Popen(
-        [sys.executable, "-c", START, hub.url, *args, "--endpoint", hub.url, "--stall", "30"],
+        [sys.executable, "-c", START, hub.url, *args, "--endpoint", hub.url, "--stall", "120"],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env,
     )  # fmt: skip
 
@@ -44,9 +44,7 @@ def test_a_fetch_that_was_ended_goes_on_where_it_ended(tmp_path, hub, content, h
         assert process.poll() is None, process.stdout.read()
         time.sleep(0.02)
     process.send_signal(how)
-    began = time.monotonic()
-    out, _ = process.communicate(timeout=20)
-    assert time.monotonic() - began < 15  # far below the stall time-out of 30 s
+    out, _ = process.communicate(timeout=45)  # it does not wait for the stall time-out of 120 s
     assert process.returncode == (-9 if how == signal.SIGKILL else 130), out
     assert part.stat().st_size == 12345
     assert not (folder / SHARD).exists()
