@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 from sparkloom import exl3
-from sparkloom.errors import SparkloomError
+from sparkloom.cli.main import run
+from sparkloom.errors import Exit, SparkloomError
 from sparkloom.exl3 import kernels, viterbi
 from sparkloom.exl3.encode import FILL
 
@@ -183,3 +185,15 @@ def test_compiled_code_is_kept_and_a_damaged_cache_does_no_harm(tmp_path: Path) 
         )
         sums.append(done.stdout)
     assert len(set(sums)) == 1
+
+
+def test_bench_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["exl3", "bench", "--bits", "4", "--tiles", "8", "--format", "json"]) == Exit.OK
+    found = json.loads(capsys.readouterr().out)
+    assert found["machine"]["processor"]
+    (row,) = found["rows"]
+    assert (row["bits"], row["codebook"], row["threads"], row["tiles"]) == (4, "mcg", 1, 8)
+    assert 0.003 < row["nmse"] < 0.006
+    assert run(["exl3", "bench", "--bits", "4", "--tiles", "8"]) == Exit.OK
+    assert "tiles/s" in capsys.readouterr().out
+    assert run(["exl3", "bench", "--bits", "11"]) == Exit.USAGE

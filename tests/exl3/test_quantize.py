@@ -278,13 +278,13 @@ def test_dry_run_writes_nothing(source: Path, tmp_path: Path, capsys: pytest.Cap
 
 
 BAD = {
-    "bits": (["--bits", "9"], Exit.INPUT, "no such rate"),
-    "half rate": (["--bits", "2.5"], Exit.INPUT, "mul1 alone"),
-    "codebook": (["--codebook", "mcg2"], Exit.INPUT, "unknown codebook"),
+    "bits": (["--bits", "9"], Exit.USAGE, "no such rate"),
+    "half rate": (["--bits", "2.5"], Exit.USAGE, "mul1 alone"),
+    "codebook": (["--codebook", "mcg2"], Exit.USAGE, "unknown codebook"),
     "pattern": (["--include", "*.nothing"], Exit.USAGE, "no matrix fits"),
     "odd": (["--include", "*.mlp.*"], Exit.INPUT, "no multiples of 128"),
     "rate": (["--rate", "down=x"], Exit.USAGE, "PATTERN=BITS"),
-    "rate bits": (["--rate", "down=12"], Exit.INPUT, "no such rate"),
+    "rate bits": (["--rate", "down=12"], Exit.USAGE, "no such rate"),
 }
 
 

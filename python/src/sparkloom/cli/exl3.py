@@ -101,8 +101,10 @@ def bench(
 ) -> None:
     """Measure the encoder here: tiles per second, and the error on Gaussian weights."""
     from sparkloom.exl3 import bench as bench_
+    from sparkloom.exl3.options import Options
 
-    rows = [bench_.measure(rate, codebook, tiles=tiles, threads=threads) for rate in bits or [2, 3, 4, 6]]
+    chosen = Options(bits=4, codebook=codebook, rates=tuple(("*", rate) for rate in bits or [2, 3, 4, 6]))
+    rows = [bench_.measure(rate, codebook, tiles=tiles, threads=threads) for _, rate in chosen.rates]
     if format is Format.json:
         print_json(bench_.as_dict(rows))
         return

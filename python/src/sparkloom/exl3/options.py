@@ -25,6 +25,9 @@ class Options:
         seed: of the random signs.
         share_suh: give the two projections of `PAIRS` the same input scales.
         skip_odd: leave matrices native whose sizes are no multiples of 128, instead of refusing them.
+
+    Raises:
+        SparkloomError: no such rate or codebook.
     """
 
     bits: int | float
@@ -37,9 +40,13 @@ class Options:
     skip_odd: bool = False
 
     def __post_init__(self) -> None:
-        check_codebook(self.codebook)
-        for bits in (self.bits, *(rate for _, rate in self.rates)):
-            check_bits(bits, self.codebook)
+        try:
+            check_codebook(self.codebook)
+            for bits in (self.bits, *(rate for _, rate in self.rates)):
+                check_bits(bits, self.codebook)
+        except SparkloomError as error:
+            error.code = Exit.USAGE
+            raise
 
     def bits_of(self, name: str) -> int | float:
         """The rate of a matrix."""
@@ -57,13 +64,13 @@ def parse_rates(texts: Iterable[str]) -> tuple[tuple[str, int | float], ...]:
     """`PATTERN=BITS` of the command line.
 
     Raises:
-        SparkloomError: not of that form, or no rate.
+        SparkloomError: not of that form.
     """
-    found = []
+    found: list[tuple[str, int | float]] = []
     for text in texts:
         pattern, _, bits = text.rpartition("=")
         try:
-            found.append((pattern, check_bits(float(bits))))
+            found.append((pattern, float(bits)))
         except ValueError:
             pattern = ""
         if not pattern:
