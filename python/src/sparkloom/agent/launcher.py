@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 
 from sparkloom.agent.settings import api_key
 from sparkloom.cluster import Cluster
@@ -57,8 +58,8 @@ def prepare(
     """
     me = next(n for n in cluster.nodes if n.name == node)
     fabric = read_fabric(root)
-    addresses = parse_addresses([str(a) for a in me.fabric.addresses])
     if cluster.engine.platform == "cuda":
+        addresses = parse_addresses([str(a) for a in me.fabric.addresses])
         rails, findings = choose_rails(fabric, addresses, me.fabric.rdma_devices or ())
         if failed := [f for f in findings if f.level is Level.fail]:
             raise SparkloomError(
@@ -66,6 +67,7 @@ def prepare(
             )
         rendered = render(cluster, node, rails=rails, generation=generation)
     else:
+        addresses = [ip_address(str(a)) for a in me.fabric.addresses]  # loopback may stand in for a fabric
         devices = [_device(fabric, a) for a in addresses]
         devices = [d for d in devices if d]
         if len(devices) != len(addresses):

@@ -7,12 +7,15 @@ import json
 import tarfile
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sparkloom import fsio
 from sparkloom.cli.options import Format, FormatOption, new_app, print_json
+
+if TYPE_CHECKING:
+    from sparkloom.redact import Redactor
 
 app = new_app("Save redacted evidence of both nodes to one file, and name the class of failure.")
 
@@ -29,7 +32,7 @@ def bundle(
 
     with Remote(socket_path(socket)) as remote:
         found = remote.gather("evidence", {})
-        view = json.loads(Redactor().text(json.dumps(remote.status())))
+        view = redacted(remote.status(), Redactor())
     fsio.write_bytes(out, pack(found, view), mode=0o640)
     classes = {name: answer.get("classes", []) for name, answer in found.items()}
     if format is Format.json:
@@ -45,6 +48,15 @@ def bundle(
             if finding["line"]:
                 print(f"  | {finding['line']}")
             print(f"  mend: {finding['mend']}")
+
+
+def redacted(value: Any, redactor: Redactor) -> Any:
+    """A JSON value with every text in it redacted; names and numbers stay."""
+    if isinstance(value, dict):
+        return {key: redacted(item, redactor) for key, item in value.items()}
+    if isinstance(value, list):
+        return [redacted(item, redactor) for item in value]
+    return redactor.text(value) if isinstance(value, str) else value
 
 
 def pack(found: dict[str, Any], view: dict[str, Any]) -> bytes:

@@ -28,7 +28,8 @@ app = new_app("Kill, hang and mislead a pair on this machine; see that it comes 
 def chaos(
     cases: Annotated[list[str] | None, typer.Argument(help="Cases; default: all that apply.")] = None,
     model: Annotated[
-        Path | None, typer.Option("--model", help="Model folder for real vLLM ranks; without: stub ranks.")
+        Path | None,
+        typer.Option("--model", help="Model folder for real vLLM ranks, or `parrot`; without: stub ranks."),
     ] = None,
     question: Annotated[str, typer.Option("--question", help="What the customer asks.")] = (
         "What is the capital of France?"
@@ -44,6 +45,11 @@ def chaos(
     from sparkloom.testing.chaos import World, WorldOptions, run_cases, table
 
     chosen = _choose(cases or [], stub=model is None)
+    if model == Path("parrot") and not list_cases:
+        from sparkloom.testing import parrot
+
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sparkloom"
+        model = parrot.make(cache / "parrot")
     if list_cases:
         for case in chosen:
             print(f"{case.name:<16} {case.what}")

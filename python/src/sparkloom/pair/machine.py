@@ -291,8 +291,12 @@ class Pair:
             node = self.reason.node if self.reason else None
             return self._give_up(Reason(Cause.START_LIMIT, text, node), now)
         if self.wanted:
-            # The gate waits for unreachable nodes and checks memory again; here only the pause counts.
-            short = [n for n in self.nodes if self._fresh(n) and not self.reports[n].memory_back]
+            # Unreachable nodes are the gate's business; whoever answers must have its memory back.
+            short = [
+                n
+                for n in self.nodes
+                if not self._stale(n, now) and not (self._fresh(n) and self.reports[n].memory_back)
+            ]
         else:
             short = [n for n in self.nodes if not (self._fresh(n) and self.reports[n].memory_back)]
         if not short and (now >= self.wait_until or not self.wanted):

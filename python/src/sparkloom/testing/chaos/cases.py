@@ -101,9 +101,9 @@ def short_flap(world: World) -> None:
 
 def stale_rank(world: World) -> None:
     """The worker's agent and keeper vanish, its rank lives on: the next agent must find and end it."""
-    world.kill_agent("worker")
-    for keeper in world.keepers("worker"):
+    for keeper in world.keepers("worker"):  # first: it would end the rank when its agent dies
         procs.send(keeper, signal.SIGKILL)
+    world.kill_agent("worker")
     if not world.engines("worker"):
         raise SparkloomError("the stale rank did not survive its keeper", code=Exit.INTERNAL)
     world.start_agent("worker")

@@ -175,7 +175,8 @@ class World:
             "drafter": {"kind": "none"},
             "api": {"port": self.ports["api"]},
             "engine": {"platform": "cpu", "dtype": "float32", "cache_directory": str(self.folder / "cache")},
-            "probe": {"checks": "demo", "long_prompt_tokens": 400},
+            "probe": {"checks": "demo", "long_prompt_tokens": 128},
+            "serving": {"tool_parser": "", "reasoning_parser": ""},
             "memory": {"return_tolerance_bytes": GIB},
             **seconds,
         }

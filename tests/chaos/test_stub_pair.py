@@ -1,0 +1,114 @@
+"""Two real agents with stub ranks: one quick day in light tests, every case in the heavy ones."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tarfile
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from sparkloom.cli.main import run
+from sparkloom.testing.chaos import CASES, World, run_cases
+
+Make = Callable[..., World]
+
+
+def told(capsys: pytest.CaptureFixture[str], world: World, *args: str) -> tuple[int, dict]:
+    """Exit code and JSON of a command against the head's agent."""
+    capsys.readouterr()
+    code = run([*args, "--socket", str(world.socket("head")), "--format", "json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def test_a_day_of_a_pair(world: Make, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Ready by checked answers, commands, a dead worker, evidence, an orderly verified stop."""
+    w = world(nodes="loopback")
+    first = w.ready()
+    assert first["generation"] == 1
+    assert {r["level"] for r in first["probe"]} <= {"ok", "warn", "skip"}
+    assert told(capsys, w, "status")[0] == 0
+
+    # A dead worker takes the head down too; both come back together as a new generation.
+    assert w.signal_rank("worker")
+    second = w.ready(after=1)
+    assert second["restarts"] == {"rank_exit": 1}
+    phases = [h["phase"] for h in second["history"]]
+    assert phases[-6:] == ["cooling", "gate", "launching", "loading", "warming", "ready"]
+
+    code, logs = told(capsys, w, "logs", "--generation", "1")
+    assert code == 0
+    assert any("Application startup complete" in line for line in logs["head"]["lines"])
+    assert logs["worker"]["generation"] == 1
+
+    out = tmp_path / "evidence.tar.gz"
+    code, classes = told(capsys, w, "bundle", str(out))
+    assert code == 0
+    assert set(classes["classes"]) == {"head", "worker"}
+    with tarfile.open(out) as archive:
+        names = archive.getnames()
+        everything = b"".join(archive.extractfile(n).read() for n in names)  # type: ignore[union-attr]
+    assert "worker/generation-2/rank.log" in names
+    assert w.key.encode() not in everything
+
+    page = f"http://127.0.0.1:{w.ports['worker']}"
+    with urllib.request.urlopen(page + "/metrics") as answer:
+        metrics = answer.read().decode()
+    assert 'sparkloom_rank_alive{node="head"} 1.0' in metrics
+    assert 'sparkloom_restarts_total{cause="rank_exit"} 1.0' in metrics
+    with urllib.request.urlopen(page + "/ready") as answer:
+        assert answer.status == 200
+
+    code, view = told(capsys, w, "stop", "--wait", "60")
+    assert code == 0
+    assert view["phase"] == "down"
+    assert not w.rank_processes()
+    assert told(capsys, w, "status")[0] == 3
+
+
+def test_a_worker_alone_waits_and_says_for_whom(world: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    w = world(nodes="loopback")
+    w.ready()
+    w.stop_agent("head")
+    assert run(["stop", "--socket", str(w.socket("worker")), "--wait", "5"]) in (3, 6, 7)
+    assert "head" in capsys.readouterr().err
+    deadline = time.monotonic() + 20
+    while w.rank_processes("worker") and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not w.rank_processes("worker")
+
+
+@pytest.mark.heavy
+def test_every_case_with_stub_ranks(world: Make) -> None:
+    """No case may need a human, leave an orphan or serve a wrong answer; CI runs them all."""
+    w = world()
+    cases = [c for c in CASES if w.network.mode == "netns" or not c.netns]
+    outcomes = run_cases(w, cases)
+    bad = [f"{o.case}: {o.verdict}" for o in outcomes if o.verdict != "ok"]
+    assert not bad, "\n".join(bad) + "\n" + w.tails(30)
+    assert len(outcomes) == len(cases)
+
+
+@pytest.mark.heavy
+def test_the_status_page_in_a_browser(world: Make, chromium: str, tmp_path: Path) -> None:
+    """The page shows phase, nodes and checked answers, on a narrow window too; nothing from elsewhere."""
+    w = world(nodes="loopback")
+    w.ready()
+    page = f"http://127.0.0.1:{w.ports['head']}/"
+    common = [chromium, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}/profile"]
+    common += ["--virtual-time-budget=6000", "--hide-scrollbars"]
+    done = subprocess.run([*common, "--dump-dom", page], capture_output=True, text=True, timeout=120)
+    dom = done.stdout
+    assert 'class="good">ready</div>' in dom, dom[:2000] + done.stderr[-500:]
+    for text in ("head", "worker", "known-answer", "generation 1", "memory available"):
+        assert text in dom
+    assert "http" not in dom.replace("http-equiv", "")
+    shot = tmp_path / "phone.png"
+    sized = [*common, "--window-size=500,1400", f"--screenshot={shot}", page]
+    subprocess.run(sized, capture_output=True, timeout=120)
+    assert shot.read_bytes()[:4] == b"\x89PNG"
+    assert shot.stat().st_size > 10_000  # not a blank page
