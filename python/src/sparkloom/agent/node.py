@@ -75,6 +75,7 @@ class LocalNode:
         self._finishing: asyncio.Task[None] | None = None
         self._http = httpx.AsyncClient(timeout=3.0, trust_env=False)
         self._hygiene_epoch = -1
+        self._pair_phase = Phase.DOWN
         self._grace = settings.limits.fail_grace_s
         self._kill_at = float("inf")
 
@@ -93,6 +94,7 @@ class LocalNode:
             self.state.term = max(self.state.term, self.follower.term)
             self.state.save()
         self._apply(actions)
+        self._pair_phase = beat.phase
         if beat.phase is Phase.GATE and self.rank is None and beat.epoch != self._hygiene_epoch:
             self._hygiene_epoch = beat.epoch
             self._ask_hygiene()
@@ -107,6 +109,8 @@ class LocalNode:
             if self.settings.is_head:
                 # The log may say so before the socket answers; only an answer counts.
                 phase = RankPhase.SERVING if self.serving else min(phase, RankPhase.GRAPHS, key=_order)
+            elif self._pair_phase in (Phase.WARMING, Phase.READY, Phase.DRAINING):
+                phase = RankPhase.SERVING  # a headless rank has nothing more to say in its log
         return Report(
             node=self.settings.node,
             agent=self.agent,
