@@ -19,6 +19,17 @@ def test_ten_minutes_of_prefill_are_progress() -> None:
         assert rule.fed(float(second))
 
 
+def test_a_busy_engine_is_asked_too_but_seldom() -> None:
+    rule = Liveness(Limits.of({"idle_s": 20, "check_s": 200}), progress_at=0.0)
+    asked = []
+    for second in range(0, 1000, 5):
+        verdict = rule.sample(Sample(tokens=second, kv_usage=0.5, running=3, waiting=0), float(second))
+        if verdict is Verdict.ASK:
+            asked.append(second)
+            rule.answered(Answer.RIGHT, "", second + 1.0)
+    assert asked == [200, 400, 600, 800]
+
+
 def test_requests_that_run_without_any_progress_are_a_hang() -> None:
     rule = live()
     verdicts = [rule.sample(Sample(7, 0.5, 1, 0), float(t)) for t in range(0, 110, 5)]

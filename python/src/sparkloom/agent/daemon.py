@@ -17,13 +17,12 @@ from sparkloom.agent.auth import read_key
 from sparkloom.agent.channel import Peer, Server, Unreachable
 from sparkloom.agent.control import Control
 from sparkloom.agent.coordinator import Coordinator
-from sparkloom.agent.node import LocalNode, report_to_json
+from sparkloom.agent.node import Blockers, LocalNode, report_to_json
 from sparkloom.agent.notify import Notify
 from sparkloom.agent.page import StatusPage
 from sparkloom.agent.sameness import differing
 from sparkloom.agent.settings import Settings, api_key, channel_key, settings_of
 from sparkloom.agent.state import load
-from sparkloom.cluster import Cluster
 from sparkloom.cluster import load as load_cluster
 from sparkloom.errors import Exit, SparkloomError
 from sparkloom.evidence.collect import collect
@@ -50,7 +49,7 @@ class Agent:
         node: str,
         *,
         root: SysRoot | None = None,
-        blockers: Callable[[Cluster], list[str]] = lambda _: [],
+        blockers: Blockers | None = None,
         adjust: Callable[[Settings], Settings] = lambda settings: settings,
         key_file: Path | None = None,
     ) -> None:
@@ -261,7 +260,7 @@ class Agent:
         problems += [f"{self.settings.node}: {b}" for b in mine["blockers"]]
         for name, peer in self.peers.items():
             try:
-                theirs = await peer.send("/v1/check", {}, 20.0)
+                theirs = await peer.send("/v1/check", {}, 120.0)
             except Unreachable as error:
                 problems.append(f"{name}: {error}")
                 continue

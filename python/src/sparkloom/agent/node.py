@@ -28,6 +28,8 @@ from sparkloom.ranks import Deadlines, Node, Rank, procs
 from sparkloom.sysroot import SysRoot
 
 POLL_S = 0.2
+PREFLIGHT_EVERY_S = 20.0
+Blockers = Callable[[Cluster, bool], list[str]]  # the cluster; whether a rank of ours runs
 RANK_OOM_SCORE = 300  # the kernel shall take the engine and not the agent or sshd
 MARK = "SPARKLOOM_AGENT_RANK"
 
@@ -40,6 +42,7 @@ class LocalNode:
         read_cluster: reads the cluster file anew.
         root: where `/proc` and `/sys` are read (tests give a tree).
         agent: identity of this agent process.
+        blockers: findings that forbid a start, one sentence each; None: nobody looks.
     """
 
     def __init__(
@@ -50,7 +53,7 @@ class LocalNode:
         *,
         root: SysRoot,
         agent: str,
-        blockers: Callable[[Cluster], list[str]] = lambda _: [],
+        blockers: Blockers | None = None,
     ) -> None:
         self.settings, self.read_cluster, self.state, self.root = settings, read_cluster, state, root
         self.agent, self.find_blockers = agent, blockers
@@ -66,9 +69,12 @@ class LocalNode:
         self.parts: dict[str, str] = {}
         self.digest = ""
         self.blockers: list[str] = []
+        self._preflight: asyncio.Task[None] | None = None
+        self._preflight_epoch = -1
         self.memory_before: int | None = None
         self.mark = f"{MARK}={settings.cluster}/{settings.node}"
         self._checked = float("-inf")
+        self._looked = float("-inf")
         self._gpu_at = float("-inf")
         self._gpu: dict[str, float] = {}
         self._log_at = 0
@@ -86,6 +92,7 @@ class LocalNode:
         now = time.monotonic()
         if self.rank is None:
             await self._check(now, force=beat.desired is not None and beat.desired > self.follower.highest)
+            self._look(beat, now)
         before = (self.follower.highest, self.follower.term)
         self._grace = beat.grace_s
         actions = self.follower.beat(beat, self.digest, now)
@@ -317,26 +324,53 @@ class LocalNode:
             self.serving = False
 
     async def _check(self, now: float, force: bool = False) -> None:
-        """Digest and blockers from what is on disk now, at most every few seconds."""
+        """The digest of what is on disk now, at most every few seconds."""
         if now - self._checked < 3.0 and not force:
             return
         self._checked = now
         try:
             cluster = await asyncio.to_thread(self.read_cluster)
             self.parts = await asyncio.to_thread(sameness.parts, cluster)
-            self.blockers = await asyncio.to_thread(self.find_blockers, cluster)
         except SparkloomError as error:
             self.parts = {"cluster": f"unreadable: {error.summary}"}
-            self.blockers = [f"the cluster file is wrong: {error.summary}"]
         self.digest = sameness.digest_of(self.parts)
 
+    def _look(self, beat: Beat, now: float) -> None:
+        """At the gate, run the preflight beside the beats: it may take longer than a lease."""
+        if self.find_blockers is None or beat.phase is not Phase.GATE:
+            return
+        busy = self._preflight is not None and not self._preflight.done()
+        if beat.epoch != self._preflight_epoch:
+            self._preflight_epoch = beat.epoch
+            self.blockers = ["the preflight is still running"]
+        elif busy or now - self._looked < PREFLIGHT_EVERY_S:
+            return
+        if not busy:
+            self._looked = now
+            self._preflight = asyncio.create_task(self._run_preflight(beat.epoch))
+
+    async def _run_preflight(self, epoch: int) -> None:
+        found = await self._blockers(running=False)
+        if epoch == self._preflight_epoch:
+            self.blockers = found
+
+    async def _blockers(self, *, running: bool) -> list[str]:
+        if self.find_blockers is None:
+            return []
+        try:
+            cluster = await asyncio.to_thread(self.read_cluster)
+            return await asyncio.to_thread(self.find_blockers, cluster, running)
+        except SparkloomError as error:
+            return [f"the cluster file is wrong: {error.summary}"]
+
     async def fresh_check(self) -> dict[str, Any]:
-        """Digest and blockers of the files on disk, also while a rank runs (which keeps its own)."""
-        kept = (self.parts, self.digest, self.blockers)
+        """Digest and blockers of the files on disk, also while a rank runs (which keeps its own digest)."""
+        kept = (self.parts, self.digest)
         await self._check(time.monotonic(), force=True)
-        found = {"parts": self.parts, "digest": self.digest, "blockers": self.blockers}
+        blockers = await self._blockers(running=self.rank is not None)
+        found = {"parts": self.parts, "digest": self.digest, "blockers": blockers}
         if self.rank is not None:
-            self.parts, self.digest, self.blockers = kept
+            self.parts, self.digest = kept
         return found
 
     def _ask_hygiene(self) -> None:

@@ -123,6 +123,7 @@ def limits_of(cluster: Cluster) -> Limits:
         start_window_s=restart.interval_seconds,
         stall_s=live.progress_seconds,
         idle_s=live.idle_probe_seconds,
+        check_s=10 * live.idle_probe_seconds,
         canary_s=live.answer_seconds,
         canary_failures=live.failures,
     )

@@ -34,16 +34,18 @@ def agent(
     asyncio.run(serve())
 
 
-def _preflight(node: str, root: Path) -> Callable[[Cluster], list[str]]:
+def _preflight(node: str, root: Path) -> Callable[[Cluster, bool], list[str]]:
     """The failing findings of the preflight, which hold the gate. A machine without a GPU has none."""
     from sparkloom.findings import Level
     from sparkloom.preflight import context, run_checks
     from sparkloom.sysroot import SysRoot
 
-    def blockers(cluster: Cluster) -> list[str]:
+    def blockers(cluster: Cluster, running: bool) -> list[str]:
         if cluster.engine.platform != "cuda":
             return []
-        found = run_checks(context(cluster, node, SysRoot(root)))
+        # What our own rank holds is no reason against its restart.
+        skip = ("ports", "gpu.users", "consumers", "page_cache", "memory") if running else ()
+        found = run_checks(context(cluster, node, SysRoot(root)), skip=skip)
         return [f"{f.check}: {f.summary}" for f in found if f.level is Level.fail]
 
     return blockers

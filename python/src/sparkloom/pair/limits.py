@@ -40,6 +40,7 @@ class Limits:
     stable_s: float = 600.0  # ready for this long forgets earlier failures
     stall_s: float = 300.0  # requests run and nothing moves
     idle_s: float = 30.0  # idle for this long: a tiny checked generation
+    check_s: float = 600.0  # busy for this long without a checked generation: one all the same
     canary_s: float = 60.0  # that generation's deadline
     canary_failures: int = 2  # tiny generations without an answer, in a row, before the pair goes down
 

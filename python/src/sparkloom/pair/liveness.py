@@ -6,7 +6,7 @@ the share of KV cache in use, which grows with each chunk. Either counts as prog
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from sparkloom.pair.limits import Limits
@@ -51,9 +51,13 @@ class Liveness:
     progress_at: float
     last: Sample | None = None
     asked_at: float | None = None
+    checked_at: float = field(init=False)  # when the last tiny generation was asked for
     failed: str = ""
     failures: int = 0
     text: str = ""
+
+    def __post_init__(self) -> None:
+        self.checked_at = self.progress_at
 
     def sample(self, sample: Sample | None, now: float) -> Verdict:
         """Judge after one reading of the metrics."""
@@ -73,8 +77,9 @@ class Liveness:
             what = "the metrics cannot be read" if sample is None else f"{sample.running} requests run"
             return self._hung(f"{what} and nothing moved for {quiet:.0f} s")
         idle = sample is None or (sample.running == 0 and sample.waiting == 0)
-        if idle and quiet >= self.limits.idle_s:
-            self.asked_at = now
+        # A busy engine is asked too, seldom: it could answer everybody wrongly.
+        if (idle and quiet >= self.limits.idle_s) or now - self.checked_at >= self.limits.check_s:
+            self.asked_at = self.checked_at = now
             return Verdict.ASK
         return Verdict.FINE
 

@@ -202,9 +202,9 @@ def memory_never(world: World) -> None:
 
 
 def wrong_answer(world: World) -> None:
-    """The engine turns wrong: a tiny checked generation sees it."""
+    """The engine turns wrong under load: a tiny checked generation sees it."""
     world.script({"mode": "wrong-answer", "load_s": 0.2})
-    world.until("the pair down", lambda v: v.get("phase") != "ready", 30.0)
+    world.until("the pair down", lambda v: v.get("phase") != "ready", 60.0)
     world.script({"load_s": 0.2})
 
 
