@@ -70,6 +70,7 @@ def test_a_day_of_a_pair(world: Make, capsys: pytest.CaptureFixture[str], tmp_pa
     assert told(capsys, w, "status")[0] == 3
 
 
+@pytest.mark.heavy
 def test_a_worker_alone_waits_and_says_for_whom(world: Make, capsys: pytest.CaptureFixture[str]) -> None:
     w = world(nodes="loopback")
     w.ready()

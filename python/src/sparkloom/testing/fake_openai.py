@@ -304,10 +304,11 @@ class FakeServer:
 
     async def _prefill(self, body: dict[str, Any]) -> None:
         prompt = len(_text(body).split())
-        seconds = self.timing.prefill_s if self.mode is Mode.SLOW_PREFILL else self.timing.first_token_s
-        steps = 20 if self.mode is Mode.SLOW_PREFILL else 1
+        slow = self.mode is Mode.SLOW_PREFILL  # a test may change the mode meanwhile
+        seconds = self.timing.prefill_s if slow else self.timing.first_token_s
+        steps = 20 if slow else 1
         for step in range(steps):
-            if self.mode is Mode.SLOW_PREFILL:
+            if slow:
                 self.state.kv_usage = (step + 1) / (steps + 1)
             await asyncio.sleep(seconds / steps)
         self.state.kv_usage = 0.0

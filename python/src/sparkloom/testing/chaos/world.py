@@ -42,7 +42,7 @@ class WorldOptions:
     question: str = "What is the capital of France?"
     answer: str = "Paris"
     cluster: dict[str, Any] = field(default_factory=dict)  # overrides, section by section
-    ready_s: float = 60.0
+    ready_s: float = 180.0
     wrap: tuple[str, ...] = ()
 
 
@@ -320,13 +320,13 @@ class World:
 
 # Seconds for stub ranks (a start takes one) and for real ones on two shared cores (a start takes 20 to 40).
 FAST: dict[str, Any] = {
-    "agent": {"lease_seconds": 4, "heartbeat_seconds": 0.3},
+    "agent": {"lease_seconds": 6, "heartbeat_seconds": 0.3},
     "deadlines": {
-        "rendezvous_seconds": 25,
-        "load_seconds": 8,
-        "kv_seconds": 25,
-        "graphs_seconds": 25,
-        "warmup_seconds": 30,
+        "rendezvous_seconds": 60,
+        "load_seconds": 15,
+        "kv_seconds": 60,
+        "graphs_seconds": 60,
+        "warmup_seconds": 90,
         "stop_seconds": 6,
         "memory_return_seconds": 4,
     },
@@ -337,9 +337,9 @@ FAST: dict[str, Any] = {
         "backoff_max_seconds": 1.0,
     },
     "liveness": {
-        "progress_seconds": 5.0,
+        "progress_seconds": 8.0,
         "idle_probe_seconds": 2.0,
-        "answer_seconds": 4.0,
+        "answer_seconds": 6.0,
         "failures": 1,
         "scrape_seconds": 0.2,
     },
