@@ -11,10 +11,12 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from sparkloom.cluster import Cluster, digest, loads, settings
+from sparkloom.cluster.model import Geometry
 from sparkloom.cluster.notes import notes
 from sparkloom.cluster.render import render
 from sparkloom.cluster.schema import walk
 from sparkloom.errors import Exit, SparkloomError
+from sparkloom.plan import free, plan
 
 PAIR: dict[str, Any] = {
     "nodes": [
@@ -57,6 +59,11 @@ def outcome(text: str | bytes) -> Cluster | None:
     digests = {render(cluster, node.name).digest for node in cluster.nodes}
     assert len(digests) == 1
     assert digest(cluster) == digest(loads(cluster.model_dump_json(exclude_unset=True)))
+    if cluster.model.geometry is Geometry.glm_flash:
+        memory = {node.name: free.assumed(cluster.memory.total_bytes) for node in cluster.nodes}
+        decided = plan(cluster, memory)
+        assert json.dumps(decided.as_dict())
+        assert decided.fits or decided.mends
     return cluster
 
 
