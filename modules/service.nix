@@ -26,6 +26,7 @@ let
     state_directory = cluster.agent.state_directory;
     cache_directory = cluster.engine.cache_directory;
   };
+  drain = "drain --socket ${cluster.agent.socket} --wait ${toString (cluster.serving.shutdown_timeout_seconds + 30)}";
   apiKey = cfg.role == "head" && cluster.api.key_file != null;
   sections = name: variants: units.sections { inherit name values variants; };
   agent = sections "sparkloom-agent.service" (lib.optional apiKey "with_api_key");
@@ -157,15 +158,13 @@ in
       restartTriggers = [ cfg.clusterFile ];
       serviceConfig =
         (if container then lib.filterAttrs (key: _: !confines key) agent.Service else agent.Service)
-        // {
-          # Running answers end before the agent does.
-          ExecStop = "-${values.exec} drain --socket ${cluster.agent.socket}";
-        }
+        # Running answers end before the head's agent does.  Not on a worker: there it would be an order to the whole
+        # pair, which the head would remember after the worker is back.
+        // lib.optionalAttrs (cfg.role == "head") { ExecStop = "-${values.exec} ${drain}"; }
         // lib.optionalAttrs (!container && elsewhere != [ ]) { ReadWritePaths = map (path: "-${path}") elsewhere; }
         // lib.optionalAttrs container {
           ExecStart = lib.getExe contained;
-          ExecStop = [
-            "-${podman} exec sparkloom-agent sparkloom drain --socket ${cluster.agent.socket}"
+          ExecStop = lib.optional (cfg.role == "head") "-${podman} exec sparkloom-agent sparkloom ${drain}" ++ [
             "-${podman} stop --time ${toString (builtins.floor cluster.deadlines.stop_seconds)} sparkloom-agent"
           ];
           NotifyAccess = "all";

@@ -13,12 +13,18 @@ let
         default = [ ];
       };
     }
-    // lib.genAttrs [ "boot" "networking" "systemd" ] (_: lib.mkOption { type = lib.types.anything; })
+    // lib.genAttrs [ "boot" "environment" "hardware" "networking" "systemd" "users" "virtualisation" "zramSwap" ] (_: lib.mkOption { type = lib.types.anything; })
     // {
       services.nginx = lib.mkOption { type = lib.types.anything; };
+      services.prometheus = lib.mkOption { type = lib.types.anything; };
+      services.grafana = lib.mkOption { type = lib.types.anything; };
+      services.logind = lib.mkOption { type = lib.types.anything; };
     };
     config = {
-      _module.args = { inherit pkgs; };
+      _module.args = {
+        inherit pkgs;
+        utils.escapeSystemdPath = path: path;
+      };
       boot.kernel.sysctl = { };
       services.sparkloom.node = lib.mkDefault "spark-head";
       services.sparkloom.package = pkgs.hello;
@@ -35,7 +41,14 @@ let
   good = import ./pair.nix;
   evaluate = extra: (lib.evalModules { modules = modules ++ [ good ] ++ extra; }).config;
   messages = extra: map (a: a.message) (builtins.filter (a: !a.assertion) (evaluate extra).assertions);
-  shown = lib.evalModules { inherit modules; };
+  # Only declared, not configured.
+  shown = lib.evalModules {
+    modules = modules ++ [
+      ../../modules/host.nix
+      ../../modules/monitoring
+      ../../modules/service.nix
+    ];
+  };
   documented = builtins.filter (o: lib.hasPrefix "services.sparkloom" o.name) (lib.optionAttrSetToDocList shown.options);
 in
 {

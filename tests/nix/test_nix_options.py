@@ -128,7 +128,7 @@ def option_table() -> str:
     rows = []
     for option in sorted(facts("options")["options"], key=lambda one: one["name"]):
         name = option["name"].removeprefix("services.sparkloom.")
-        if option["internal"] or "_module." in name or name == "services.sparkloom":
+        if option["internal"] or "_module." in name or name.startswith("cluster."):
             continue
         cells = [
             f"`{name}`",
@@ -138,7 +138,8 @@ def option_table() -> str:
         ]
         rows.append("| " + " | ".join(" ".join(cell.split()).replace("|", "\\|") for cell in cells) + " |")
     head = "# Options of `services.sparkloom`\n\n"
-    head += "Generated from the modules; those below `cluster` are the fields of the cluster file.\n\n"
+    head += "Generated from the modules. Below `cluster` are the fields of the cluster file, same names,\n"
+    head += "types, bounds and defaults: see [cluster.md](cluster.md).\n\n"
     head += "| option | type | default | |\n| --- | --- | --- | --- |\n"
     return head + "\n".join(rows) + "\n"
 
