@@ -75,10 +75,11 @@ def env(rank: int, cores: int, api_key: str = "", nodes: int = 2) -> dict[str, s
     Args:
         cores: that both ranks share.
     """
+    threads = str(max(1, min(8, cores // nodes)))  # a small model gains nothing from more
     return {
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # vLLM would want a NUMA node for each rank
-        "OMP_NUM_THREADS": str(max(1, cores // nodes)),
-        "NUMBA_NUM_THREADS": str(max(1, cores // nodes)),
+        "OMP_NUM_THREADS": threads,
+        "NUMBA_NUM_THREADS": threads,
         "SPARKLOOM_PROCESSES": str(PROCESSES if nodes > 1 else PROCESSES - 1),
         "VLLM_PLUGINS": "exl3",
         "VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS": "1",

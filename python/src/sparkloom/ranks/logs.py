@@ -29,7 +29,7 @@ KNOWN: tuple[tuple[str, str], ...] = (
     ),
     (r"No module named|ImportError", "the environment is incomplete: run `make clean venv`"),
 )
-WORTH = re.compile(r"\b(Error|ERROR|Exception|Traceback|error:)")
+HARMLESS = re.compile(r"\b(DEBUG|INFO|WARNING)\b")  # vLLM warns of errors that it has got over
 
 
 def tail(path: Path, lines: int = 25) -> str:
@@ -52,6 +52,8 @@ def first_error(path: Path) -> str:
     except OSError:
         return ""
     for line in text.splitlines():
+        if HARMLESS.search(line):
+            continue
         found = re.search(r"((?:\w+\.)*\w*(?:Error|Exception)): (.+)", line)
         if found:
             return found[0][:300]
@@ -60,7 +62,7 @@ def first_error(path: Path) -> str:
 
 def mend(path: Path, status: int | None) -> str:
     """What to do about a rank that ended with `status`."""
-    text = tail(path, 400)
+    text = "\n".join(line for line in tail(path, 400).splitlines() if not HARMLESS.search(line))
     for pattern, advice in KNOWN:
         if re.search(pattern, text):
             return advice
