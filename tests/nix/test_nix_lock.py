@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from nixlab import REPO, run
+from nixlab import REPO, need_store, run
 
 LOCK = json.loads((REPO / "flake.lock").read_text())
 PINS = json.loads((REPO / "pkgs/pins.json").read_text())
@@ -66,9 +66,7 @@ def test_table_has_no_stale_rows() -> None:
 
 def test_nix_finds_the_lock_complete() -> None:
     """Nix itself would fetch something if an entry were missing or did not fit; here it has no network."""
-    from nixlab import need_nix
-
-    need_nix()
+    need_store()
     metadata = json.loads(
         run("nix", "flake", "metadata", "--json", "--no-write-lock-file", f"path:{REPO}").stdout
     )

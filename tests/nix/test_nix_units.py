@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from nixlab import HERE, REPO, environment, need_nix
+from nixlab import HERE, REPO, environment, need_store
 
 GOLDEN = HERE / "golden"
 UNITS = sorted(path for path in GOLDEN.rglob("sparkloom-*") if path.suffix in (".service", ".path"))
@@ -73,7 +73,7 @@ def test_services_are_limited(path: Path) -> None:
 
 def rules() -> dict[str, Any]:
     """The alert rules as data."""
-    need_nix()
+    need_store()
     out = subprocess.run(
         ["nix-instantiate", "--eval", "--strict", "--json", str(REPO / "modules/monitoring/rules.nix")],
         capture_output=True,
