@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sparkloom.agent import export, sameness, state
+from sparkloom.agent.capacity import cached_conversation_tokens
 from sparkloom.agent.cgroup import RankGroup
 from sparkloom.agent.host import parse_gpu, read_host, risen
 from sparkloom.agent.notify import Notify
@@ -184,9 +185,18 @@ def test_metrics_carry_both_hosts_and_the_pair() -> None:
     assert export.text(dict) == b""
 
 
+def test_cached_conversation_is_decided_by_the_smaller_rank() -> None:
+    glm = parse({"nodes": NODES})
+    smaller = cached_conversation_tokens(glm, [14.0, 9.8])
+    assert smaller is not None
+    assert 0 < smaller < (cached_conversation_tokens(glm, [14.0, None]) or 0)
+    other = parse({"nodes": NODES, "model": {"geometry": "checkpoint"}, "serving": {"kv_cache_bytes": 2**30}})
+    assert cached_conversation_tokens(other, [14.0]) is None
+
+
 def test_commands_without_an_agent_say_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for command in (["status"], ["stop"], ["start"], ["logs"], ["bundle", str(tmp_path / "x.tar.gz")]):
-        assert run([*command, "--socket", str(tmp_path / "none.sock")]) == 6
+        assert run([*command, "--socket", str(tmp_path / "none.sock")]) == 5
         assert "no agent runs here" in capsys.readouterr().err
     assert not (tmp_path / "x.tar.gz").exists()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from sparkloom.agent.capacity import cached_conversation_tokens
 from sparkloom.agent.channel import Peer, Unreachable
 from sparkloom.agent.node import LocalNode, report_from_json
 from sparkloom.agent.settings import Settings
@@ -76,6 +77,7 @@ class Coordinator:
         self.liveness: Liveness | None = None
         self.engine: Engine | None = None
         self.engine_at_ready: Engine | None = None
+        self.cached_tokens: int | None = None
         self.probe_results: list[Result] = []
         self.history: deque[dict[str, Any]] = deque(maxlen=200)
         self.on_announce: list[Callable[[Announce], None]] = []
@@ -242,6 +244,8 @@ class Coordinator:
             if watched != generation:
                 self.liveness, watched = Liveness(self.limits, progress_at=now), generation
                 self.engine_at_ready = engine
+                gib = [f.get("rank", {}).get("kv_gib") for f in self.facts.values()]
+                self.cached_tokens = cached_conversation_tokens(self.local.read_cluster(), gib)
             assert self.liveness is not None
             self.engine = engine or self.engine
             verdict = self.liveness.sample(engine.sample() if engine else None, now)

@@ -102,7 +102,7 @@ class Remote:
                 mend="start it: `systemctl start sparkloom-agent`, or name its socket with --socket"
                 if gone
                 else "is this user in the group of the socket? see `journalctl -u sparkloom-agent`",
-                code=Exit.NETWORK,
+                code=Exit.RESOURCE,
             ) from error
 
 

@@ -89,6 +89,7 @@ def _engine(co: Coordinator) -> dict[str, Any] | None:
         "prefix_queries": engine.prefix_queries,
         # The smaller rank binds; the log's token figure is concurrency times context, not one conversation.
         "kv_tokens": min(tokens) if tokens else None,
+        "cached_conversation_tokens": co.cached_tokens,
         "kv_gib": min((g for g in gib if g), default=None),
         "progress_age_s": round(time.monotonic() - co.liveness.progress_at, 1) if co.liveness else None,
     }

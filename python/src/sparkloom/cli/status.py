@@ -13,7 +13,7 @@ from sparkloom.errors import Exit
 if TYPE_CHECKING:
     from rich.console import Group
 
-app = new_app("What the pair does now. Exit 0: ready, 3: not ready, 6: no agent, 7: failed.")
+app = new_app("What the pair does now. Exit 0: ready, 3: not ready, 5: no agent, 7: failed.")
 
 
 @app.command()
@@ -94,7 +94,8 @@ def render(view: dict[str, Any]) -> Group:
         hits = engine["prefix_hit_rate"]
         parts.append(
             f"requests {engine['running']} running, {engine['waiting']} waiting; "
-            f"KV {engine['kv_usage']:.0%} of {engine['kv_tokens'] or '?'} tokens; "
+            f"KV {engine['kv_usage']:.0%} in use, "
+            f"room for {engine['cached_conversation_tokens'] or '?'} tokens of cached conversation; "
             f"prefix hits {'-' if hits is None else format(hits, '.0%')}; drafts accepted {rates}; "
             f"last progress {_span(engine['progress_age_s'])} ago"
         )
