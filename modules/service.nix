@@ -26,7 +26,7 @@ let
     state_directory = cluster.agent.state_directory;
     cache_directory = cluster.engine.cache_directory;
   };
-  drain = "drain --socket ${cluster.agent.socket} --wait ${toString (cluster.serving.shutdown_timeout_seconds + 30)}";
+  drain = "drain --socket ${cluster.agent.socket} --wait 120";
   apiKey = cfg.role == "head" && cluster.api.key_file != null;
   sections = name: variants: units.sections { inherit name values variants; };
   agent = sections "sparkloom-agent.service" (lib.optional apiKey "with_api_key");
@@ -46,6 +46,7 @@ let
     key:
     lib.any (prefix: lib.hasPrefix prefix key) [
       "Ambient"
+      "CacheDirectory"
       "Capability"
       "Device"
       "Keyring"
@@ -55,6 +56,8 @@ let
       "Protect"
       "Remove"
       "Restrict"
+      "RuntimeDirectory"
+      "StateDirectory"
       "Supplementary"
       "SystemCall"
     ]
@@ -139,6 +142,14 @@ in
     networking.firewall.allowedTCPPorts = lib.mkIf (cfg.openFirewall && cfg.role == "head") [ cluster.api.port ];
 
     virtualisation.podman.enable = lib.mkIf container true;
+    # The unit of the container is root's, its folders are the user's: systemd must not give them to root.
+    systemd.tmpfiles.rules = lib.mkIf container (
+      map (path: "d ${path} 0750 ${user.name} ${user.group} -") [
+        values.runtime_directory
+        values.state_directory
+        values.cache_directory
+      ]
+    );
 
     systemd.services.sparkloom-agent = {
       unitConfig = removeAttrs agent.Unit [ "Wants" "After" "Description" ];
