@@ -243,7 +243,8 @@ class Pair:
         if self.stage is RankPhase.SERVING:
             return [*self._enter(Phase.WARMING, now), Probe(self.generation)]
         limit = {
-            RankPhase.STARTING: self.limits.rendezvous_s,
+            # Imports count here; a crowded machine takes minutes for them.
+            RankPhase.STARTING: self.limits.launch_s + self.limits.rendezvous_s,
             RankPhase.RENDEZVOUS: self.limits.rendezvous_s,
             RankPhase.WEIGHTS: self.limits.weights_s,
             RankPhase.KV: self.limits.kv_s,
