@@ -42,16 +42,22 @@ def shape(a: int, b: int) -> Shape:
     return Shape(r=1 << a, q=1 << b, p=1 << (16 - a - b))
 
 
+def place(a: int, b: int) -> str:
+    """Python expression of where in `back` the branch into `edge` stands."""
+    size = shape(a, b)
+    return f"(edge & {size.r - 1}) * {size.p} + (edge >> {a})" if size.along_p else "edge"
+
+
 def step_source(a: int, b: int) -> str:
-    """Python source of `step(table, w, cost, new, tmp, tmp4)`, to be compiled by numba.
+    """Python source of `step(table, w, cost, new, back, tmp)`, to be compiled by numba.
 
     table: float32, the codebook laid out as `Shape.along_p` says; w: float32, the weight to hit;
     cost: float32[2^(16 - a)], of the edges before; new: int32[2^(16 - b)], packed cost and branch of the
-    edges after; tmp: int32[r, p] and tmp4: int32[r / 4, 4 p], scratch.
+    edges after; back: uint8[2^(16 - b)], the branches in the order of `place`; tmp: int32[r, p], scratch.
     """
     size = shape(a, b)
     body = _along_p(size) if size.along_p else _along_r(size)
-    return "\n".join(["def step(table, w, cost, new, tmp, tmp4):", *("    " + line for line in body), ""])
+    return "\n".join(["def step(table, w, cost, new, back, tmp):", *("    " + line for line in body), ""])
 
 
 def _branches(size: Shape, cost: str, value: str, store: str) -> list[str]:
@@ -75,39 +81,25 @@ def _branches(size: Shape, cost: str, value: str, store: str) -> list[str]:
 def _along_p(size: Shape) -> list[str]:
     r, q, p = size
     indent = " " * 4
-    loop = [
-        f"{indent}for p in range({p}):",
-        *(
-            indent * 2 + line
-            for line in _branches(size, f"cost[({{q}}) * {p} + p]", "table[r, {q}, p]", "tmp[r, p]")
-        ),
-    ]
+    body = _branches(size, f"cost[({{q}}) * {p} + p]", "table[r, {q}, p]", "tmp[r, p]")
+    body.append(f"back[r * {p} + p] = np.uint8(best & np.int32(255))")
+    loop = [f"{indent}for p in range({p}):", *(indent * 2 + line for line in body)]
     lines = [f"for r in range({r}):"]
     if q > WHOLE:
         lines += [f"{indent}for p in range({p}):", f"{indent * 2}tmp[r, p] = {NEVER}"]
         lines += [f"{indent}for first in range(0, {q}, {UNROLL}):", *(indent + line for line in loop)]
     else:
         lines += loop
-    return lines + _interleave(r, p)
-
-
-def _interleave(r: int, p: int) -> list[str]:
-    """From [r][p] to the natural order of edges; in two fourfold steps where one would not vectorise."""
-    indent = " " * 4
-    if r < 16:
-        return [
-            f"for p in range({p}):",
-            *(f"{indent}new[p * {r} + {j}] = tmp[{j}, p]" for j in range(r)),
-        ]
+    # From [r][p] to the natural order of edges, two at a time: costs are positive, so two fit into one word
+    # as they are (little-endian).
     return [
-        f"for h in range({r // 4}):",
-        f"{indent}for p in range({p}):",
-        *(f"{indent * 2}tmp4[h, 4 * p + {j}] = tmp[4 * h + {j}, p]" for j in range(4)),
+        *lines,
+        "pairs = new.view(np.int64)",
         f"for p in range({p}):",
         *(
-            f"{indent}new[p * {r} + {4 * h + j}] = tmp4[{h}, 4 * p + {j}]"
-            for h in range(r // 4)
-            for j in range(4)
+            f"{indent}pairs[p * {r // 2} + {h}] = np.int64(tmp[{2 * h}, p])"
+            f" | (np.int64(tmp[{2 * h + 1}, p]) << 32)"
+            for h in range(r // 2)
         ),
     ]
 
@@ -124,4 +116,6 @@ def _along_r(size: Shape) -> list[str]:
         *(f"{indent * 2}c{j} = cost[(first + {j}) * {p} + p]" for j in range(UNROLL)),
         f"{indent * 2}for r in range({r}):",
         *(indent * 3 + line for line in body),
+        f"for e in range({p * r}):",
+        f"{indent}back[e] = np.uint8(new[e] & np.int32(255))",
     ]

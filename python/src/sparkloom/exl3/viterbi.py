@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from sparkloom.errors import Exit, SparkloomError
 from sparkloom.exl3.codebooks import check_codebook, codebook
-from sparkloom.exl3.kernels import shape, step_source
+from sparkloom.exl3.kernels import place, shape, step_source
 from sparkloom.exl3.rates import TILE_SIZE, check_bits, widths
 
 WINDOW = 32
@@ -46,12 +46,6 @@ def relieve(cost):
         cost[e] -= least
 
 
-def keep(new, back):
-    """Store the branches that ride in the low bits of the packed costs."""
-    for e in range(new.size):
-        back[e] = np.uint8(new[e] & np.int32(255))
-
-
 def cheapest(cost):
     edge = 0
     for e in range(1, cost.size):
@@ -65,8 +59,7 @@ def solve(even_table, odd_table, weights, out, window):
     even = np.empty({even}, np.float32)  # costs of the edges before even positions
     odd = np.empty({odd}, np.float32)
     back = np.empty((256, max({even}, {odd})), np.uint8)
-    tmp_even, tmp4_even = np.empty(({r0}, {p}), np.int32), np.empty(({h0}, 4 * {p}), np.int32)
-    tmp_odd, tmp4_odd = np.empty(({r1}, {p}), np.int32), np.empty(({h1}, 4 * {p}), np.int32)
+    tmp_even, tmp_odd = np.empty(({r0}, {p}), np.int32), np.empty(({r1}, {p}), np.int32)
     spare = np.empty({even}, np.float32)
     failed = 0
     for t in range(weights.shape[0]):
@@ -80,10 +73,8 @@ def solve(even_table, odd_table, weights, out, window):
                 even[:] = 0.0
             for i in range(0, steps, 2):
                 at = (start + i) & 255
-                step_even(even_table, weights[t, at], even, odd.view(np.int32), tmp_even, tmp4_even)
-                keep(odd.view(np.int32), back[at, :{odd}])
-                step_odd(odd_table, weights[t, at + 1], odd, spare.view(np.int32), tmp_odd, tmp4_odd)
-                keep(spare.view(np.int32), back[at + 1, :{even}])
+                step_even(even_table, weights[t, at], even, odd.view(np.int32), back[at], tmp_even)
+                step_odd(odd_table, weights[t, at + 1], odd, spare.view(np.int32), back[at + 1], tmp_odd)
                 even, spare = spare, even
                 if (i & {relief}) == 0:
                     relieve(even)
@@ -91,10 +82,10 @@ def solve(even_table, odd_table, weights, out, window):
             for i in range(steps - 1, -1, -1):
                 at = (start + i) & 255
                 if at & 1:
-                    state = ((np.int64(back[at, edge]) & {mask0}) << {carry0}) | edge
+                    state = ((np.int64(back[at, {place_odd}]) & {mask0}) << {carry0}) | edge
                     edge = state >> {b}
                 else:
-                    state = ((np.int64(back[at, edge]) & {mask1}) << {carry1}) | edge
+                    state = ((np.int64(back[at, {place_even}]) & {mask1}) << {carry1}) | edge
                     edge = state >> {a}
                 if whole:
                     out[t, at] = state
@@ -118,8 +109,8 @@ def module_source(bits: int | float) -> str:
         p=even.p,
         r0=even.r,
         r1=odd.r,
-        h0=max(even.r // 4, 1),
-        h1=max(odd.r // 4, 1),
+        place_even=place(a, b),
+        place_odd=place(b, a),
         even=1 << (16 - a),
         odd=1 << (16 - b),
         carry0=16 - a,
@@ -191,7 +182,7 @@ def _compiled(bits: int | float, source: str, *, cached: bool) -> Callable[..., 
         cache=path is not None,
         error_model="numpy",
     )
-    for function in ("relieve", "keep", "cheapest", "step_even"):
+    for function in ("relieve", "cheapest", "step_even"):
         namespace[function] = jit(namespace[function])
     namespace["step_odd"] = jit(namespace["step_odd"]) if "step_odd" in namespace else namespace["step_even"]
     solve: Callable[..., int] = jit(namespace["solve"])
