@@ -48,7 +48,7 @@ struct Routing {
   const int* ids;
   const float* weights;
   const int* expert_map;
-  int tokens, topk, experts;
+  int tokens, topk, experts, mapped;  // mapped = length of expert_map
 };
 
 // Tables that the routing kernel writes.

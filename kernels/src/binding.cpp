@@ -106,7 +106,10 @@ void moe(const Tensor& x, const Tensor& w13_trellis, const Tensor& w13_suh, cons
   void* op = activations(out, "out", T * H);
   r.ids = data<int>(topk_ids, "topk_ids", ScalarType::Int, T * topk);
   r.weights = data<float>(topk_weights, "topk_weights", ScalarType::Float, T * topk);
-  if (expert_map) r.expert_map = data<int>(*expert_map, "expert_map", ScalarType::Int, expert_map->numel());
+  if (expert_map) {
+    r.expert_map = data<int>(*expert_map, "expert_map", ScalarType::Int, expert_map->numel());
+    r.mapped = static_cast<int>(expert_map->numel());
+  }
   void* ws = data<void>(workspace, "workspace", ScalarType::Byte, workspace.numel());
   torch::stable::accelerator::DeviceGuard guard(x.get_device_index());
   done(sparkloom::moe(w, r, xp, dtype_of(x, "x"), op, dtype_of(out, "out"), static_cast<float>(limit),
@@ -173,7 +176,10 @@ void route(const Tensor& topk_ids, const std::optional<Tensor>& expert_map, int6
   CHECK(per_item > 0, "per_item must be positive");
   sparkloom::Routing r = {};
   r.ids = data<int>(topk_ids, "topk_ids", ScalarType::Int, topk_ids.numel());
-  if (expert_map) r.expert_map = data<int>(*expert_map, "expert_map", ScalarType::Int, expert_map->numel());
+  if (expert_map) {
+    r.expert_map = data<int>(*expert_map, "expert_map", ScalarType::Int, expert_map->numel());
+    r.mapped = static_cast<int>(expert_map->numel());
+  }
   r.tokens = static_cast<int>(topk_ids.size(0));
   r.topk = static_cast<int>(topk_ids.size(1));
   r.experts = static_cast<int>(experts);

@@ -26,6 +26,9 @@ void launch(void (*kernel)(Args), const Args& args, int grid, int threads, int s
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;
   config.attrs = &attribute;
+#ifdef SPARKLOOM_NO_PDL
+  overlap = false;
+#endif
   config.numAttrs = overlap ? 1 : 0;
   cudaLaunchKernelEx(&config, kernel, args);
 }

@@ -11,10 +11,11 @@ struct TableShared {
   int items;
 };
 
+// The slot's expert on this rank, negative if it has none here (ids out of range included).
 __device__ __forceinline__ int local_expert(const Routing& r, int slot) {
-  const int e = r.ids[slot];
-  if (e < 0 || !r.expert_map) return e;
-  return r.expert_map[e];
+  int e = r.ids[slot];
+  if (r.expert_map) e = e >= 0 && e < r.mapped ? r.expert_map[e] : -1;
+  return e < r.experts ? e : -1;
 }
 
 // f(slot, expert) for every slot that is served here; eight loads are under way at a time.

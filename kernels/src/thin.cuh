@@ -1,6 +1,7 @@
 // Decode path: gate/up, down and dense linear for up to 64 rows, divided evenly over experts x chunks x k.
 #pragma once
 #include "split.cuh"
+#include "table.cuh"
 
 namespace sparkloom {
 
@@ -75,9 +76,7 @@ __device__ __forceinline__ void combine_last(const ThinArgs& a, int token, int c
 #pragma unroll 4
     for (int j = 0; j < a.r.topk; ++j) {
       const int slot = token * a.r.topk + j;
-      int e = a.r.ids[slot];
-      if (a.r.expert_map && e >= 0) e = a.r.expert_map[e];
-      if (e >= 0)
+      if (local_expert(a.r, slot) >= 0)
         v = v + __ldcg(reinterpret_cast<const float4*>(a.rows + static_cast<size_t>(slot) * H + col));
     }
     store4(a.out, a.out_dtype, static_cast<size_t>(token) * H + col, v);
@@ -156,11 +155,11 @@ __global__ void __launch_bounds__(kThinThreads, 2) thin_gate_up(const __grid_con
   thin_run<K, F, NB>(sh, GateUp<K>{a}, a.partial, a.counters, a.w.cb13);
 }
 
+// Does not let the next kernel start early: that one is not ours.
 template <int K, Family F, int NB>
 __global__ void __launch_bounds__(kThinThreads, 2) thin_down(const __grid_constant__ ThinArgs a) {
   __shared__ ThinShared sh;
   wait_for_previous();
-  start_next();
   thin_run<K, F, NB>(sh, Down<K>{a}, a.partial, a.counters + a.counters_per_phase, a.w.cb2);
 }
 

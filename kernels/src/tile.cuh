@@ -90,7 +90,7 @@ __device__ __forceinline__ void tile_mma(float (&acc)[2][2 * RB][4], const uint3
     slot = slot + 1 == S::kCount ? 0 : slot + 1;
 #pragma unroll
     for (int s = 0; s < 4; ++s) {
-      // activations of the first two row blocks are under way while the weights are decoded
+      // activations of the first row block are under way while the weights are decoded
       uint32_t b[2][4];
       auto fetch = [&](int r) {
         ldmatrix4(b[r & 1], stage + r * 16 * kStageK * 2 + (((2 * s + frag_half) ^ swizzle) << 4));
@@ -99,9 +99,9 @@ __device__ __forceinline__ void tile_mma(float (&acc)[2][2 * RB][4], const uint3
 #pragma unroll
       for (int p = 0; p < P; ++p) ln.load_shared(words[p], tiles + (s * P + p) * (S::kSliceBytes / 4));
       fetch(0);
-      if (RB > 1) fetch(1);
 #pragma unroll
       for (int p = 0; p < P; ++p) decode_tile<K, F>(a[p], words[p], ln, cb);
+      if (RB > 1) fetch(1);
 #pragma unroll
       for (int r = 0; r < RB; ++r) {
 #pragma unroll

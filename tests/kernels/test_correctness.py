@@ -102,8 +102,10 @@ def test_moe_odd_routing(path: str) -> None:
     repeated = torch.randint(0, 2, (tokens, top_k), dtype=torch.int32, device="cuda")
     elsewhere = torch.randint(-3, 9, (tokens, top_k), dtype=torch.int32, device="cuda")
     elsewhere[3] = -1  # a token that nobody serves here
+    beyond = elsewhere.where(elsewhere >= 0, 1000)  # ids out of range count as served elsewhere
     for ids in (one, repeated, elsewhere):
         close(run(x, w, weights, ids, "mcg", path), ref.moe(x, w, weights, ids))
+    close(run(x, w, weights, beyond, "mcg", path), ref.moe(x, w, weights, elsewhere))
     weights[::2] = 0
     got = run(x, w, weights, one, "mcg", path)
     assert not got[::2].any()
