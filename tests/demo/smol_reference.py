@@ -23,12 +23,12 @@ PROMPTS = (
 )
 
 
-def tensors(folder: Path) -> dict[str, NDArray[Any]]:
-    """All tensors of a checkpoint folder."""
+def tensors(folder: Path, files: str = "*.safetensors") -> dict[str, NDArray[Any]]:
+    """The tensors of a checkpoint folder, or of some of its files."""
     from safetensors.numpy import load_file
 
     found: dict[str, NDArray[Any]] = {}
-    for file in sorted(folder.glob("*.safetensors")):
+    for file in sorted(folder.glob(files)):
         found |= load_file(file)
     return found
 

@@ -126,7 +126,7 @@ def test_gate_sees_damage(demo: Demo, model: smol.Prepared, judge: Any, damage: 
     """Negative control: one layer's down projections damaged in one way, and the same gate says no."""
     import torch
 
-    found = tensors(model.folder)
+    found = tensors(model.folder, "exl3-*.safetensors")
     layer = model.encoded[0]
     stems = [f"model.layers.{layer}.block_sparse_moe.experts.{e}.w2" for e in range(6)]
     if damage == "swap shards":  # the second rank's shard of two experts
