@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 BACKENDS: dict[str, tuple[str, bool]] = {
     "cuda": ("sparkloom.vllm.backends.cuda:CudaBackend", True),
     "reference": ("sparkloom.vllm.backends.reference:ReferenceBackend", True),
+    "exllamav3": ("sparkloom.vllm.backends.exllamav3:ExLlamaBackend", False),
 }
 VARIABLE = "SPARKLOOM_EXL3_BACKEND"
 
