@@ -114,6 +114,18 @@ def test_nobody_listens_is_a_failure_of_the_first_check_only() -> None:
     assert all(r.level is Verdict.SKIP for r in results[1:])
 
 
+def test_an_answer_cut_by_its_limit_is_not_called_wrong() -> None:
+    """A thinking model, or one with small tokens, may not get to the answer: that alone ends no pair."""
+    check = next(c for c in load_checks() if c.name == "known-answer")
+    short = check.model_copy(update={"request": {**check.request, "max_tokens": 3}})
+
+    async def go() -> tuple[Answer, str]:
+        async with FakeServer() as fake:
+            return await canary(Target(fake.url, model="fake"), short, 5.0)
+
+    assert asyncio.run(go())[0] is Answer.NONE
+
+
 @pytest.mark.parametrize(
     ("mode", "answer"),
     [

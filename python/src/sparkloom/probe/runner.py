@@ -100,6 +100,8 @@ async def _stream_equal(client: Client, _: Target, check: Check) -> Outcome:
     streamed = await client.stream(check.request)
     if complaint := rules.equal(check.rule["equal"], whole, streamed):
         return Verdict.FAIL, *complaint
+    if not whole.content.strip():
+        return Verdict.FAIL, "some text", "an empty answer, whole and streamed"
     return OK, "stream and whole reply to be equal", f"{len(whole.content)} equal characters"
 
 
@@ -216,7 +218,7 @@ async def canary(target: Target, check: Check, deadline_s: float) -> tuple[Answe
     client = Client(target.url, key=target.key, model=target.model)
     try:
         async with asyncio.timeout(deadline_s):
-            reply = await client.chat({**check.request, "max_tokens": 24})
+            reply = await client.chat(check.request)
     except TimeoutError:
         return Answer.NONE, f"a tiny generation got no answer in {deadline_s:g} s"
     except (Refused, httpx.HTTPError) as error:
@@ -224,5 +226,7 @@ async def canary(target: Target, check: Check, deadline_s: float) -> tuple[Answe
     finally:
         await client.close()
     if complaint := rules.judge(check.rule, reply):
+        if reply.finish == "length" and not rules.collapse(reply.content):
+            return Answer.NONE, "a tiny generation was cut by its token limit before it answered"
         return Answer.WRONG, f"a tiny generation was wrong: expected {complaint[0]}, saw {complaint[1]}"
     return Answer.RIGHT, reply.content.strip()[:80]

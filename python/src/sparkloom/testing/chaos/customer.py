@@ -35,7 +35,7 @@ class Customer:
         self.body = {
             "model": "chaos",
             "messages": [{"role": "user", "content": question}],
-            "max_tokens": 24,
+            "max_tokens": 64,
             "temperature": 0,
         }
         self.asked: list[Asked] = []
