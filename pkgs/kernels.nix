@@ -28,8 +28,11 @@ cudaPackages.backendStdenv.mkDerivation {
     lib.cmakeFeature "TORCH_INCLUDE" "${torch}/${sourcePython.python.sitePackages}/torch/include"
   )
   ++ lib.optional (bits != null) (lib.cmakeFeature "SPARKLOOM_BITS" (toString bits));
-  postInstall = lib.optionalString (torch == null) ''
+  # Without torch there is no install target: only the torch library is installed.
+  ${if torch == null then "installPhase" else null} = ''
+    runHook preInstall
     install -Dm644 libexl3.a $out/lib/libexl3.a
+    runHook postInstall
   '';
   doInstallCheck = true;
   # The code in it must be for this chip: a build that lost the suffix would run without its matrix instructions.
