@@ -34,6 +34,7 @@ lint: $(STAMP) ## style of Python, shell and CUDA sources
 	$(BIN)/ruff check --config python/pyproject.toml python/src tests
 	$(BIN)/ruff format --check --config python/pyproject.toml python/src tests
 	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' .ci/run | xargs -r shellcheck; else echo "lint: shellcheck is not installed: shell scripts were not checked"; fi
+	@if command -v clang-format >/dev/null; then git ls-files 'kernels/*.cu' 'kernels/*.cuh' 'kernels/*.cpp' 'kernels/*.h' | xargs -r clang-format --dry-run -Werror; else echo "lint: clang-format is not installed: CUDA sources were not checked"; fi
 
 format: $(STAMP) ## rewrite Python sources in the project's style
 	$(BIN)/ruff check --fix --config python/pyproject.toml python/src tests
