@@ -8,6 +8,7 @@ import ipaddress
 import json
 import tarfile
 import threading
+import time
 
 import pytest
 from aiohttp import web
@@ -131,6 +132,9 @@ def test_pages_are_handed_back_after_a_file_was_sent(serving, monkeypatch):
     monkeypatch.setattr("sparkloom.weights.share.drop_pages", dropped.append)
     with httpx.Client(trust_env=False) as client:
         assert client.get(f"{serving('127.0.0.0/8')}/model/files/{A}").status_code == 200
+    deadline = time.monotonic() + 10  # the server hands pages back after the last byte has left
+    while not dropped and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert len(dropped) == 1
 
 
