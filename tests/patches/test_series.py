@@ -1,0 +1,102 @@
+"""The patches of vLLM: complete, applicable without fuzz, stock while their option is off."""
+
+import ast
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sparkloom.vllm.hooks.install import UNBUILT
+
+FOLDER = Path(__file__).parents[2] / "patches/vllm"
+SERIES = (FOLDER / "series").read_text().split()
+MARKER = "vllm/_sparkloom_patches.py"
+INDEXER = "vllm/models/glm5next/nvidia/sparse_indexer.py"
+
+
+def source() -> Path:
+    default = Path.home() / ".cache/sparkloom/sources/vllm-0.33.0"
+    root = Path(os.environ.get("SPARKLOOM_VLLM_SOURCE", default))
+    if not (root / INDEXER).is_file():
+        pytest.skip(f"no vLLM 0.33.0 source in {root}: run patches/vllm/fetch.py")
+    return root
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The patched files alone, after the whole series was applied with zero fuzz."""
+    root = source()
+    for name in SERIES:
+        text = (FOLDER / name).read_text()
+        for path in re.findall(r"^--- a/(\S+)", text, re.M):
+            if not (tmp_path / path).exists():
+                (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / path).write_bytes((root / path).read_bytes())
+        command = ["patch", "-p1", "-F0", "-i", str(FOLDER / name)]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "offset" not in done.stdout
+    return tmp_path
+
+
+def marker(tree: Path) -> dict[str, object]:
+    space: dict[str, object] = {}
+    exec((tree / MARKER).read_text(), space)
+    return space
+
+
+def test_the_series_names_every_patch() -> None:
+    assert sorted(SERIES) == sorted(path.name for path in FOLDER.glob("*.patch"))
+
+
+@pytest.mark.parametrize("name", SERIES)
+def test_a_patch_says_why_and_when_to_drop_it(name: str) -> None:
+    head = (FOLDER / name).read_text().split("\n--- ")[0]
+    for field in ("Why", "Upstream", "Default", "Drop", "Tested"):
+        assert re.search(rf"^{field}: \S", head, re.M), field
+
+
+def test_patched_files_compile(tree: Path) -> None:
+    for path in tree.rglob("*.py"):
+        compile(path.read_text(), str(path), "exec")
+
+
+def test_the_marker_names_known_options_and_reads_switches(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    space = marker(tree)
+    assert set(space["PATCHES"]) <= set(UNBUILT)  # type: ignore[call-overload]
+    option = space["option"]
+    for text, want in (("", False), ("{}", False), ("[]", False), ('{"free_indexer_logits": true}', True)):
+        monkeypatch.setenv("SPARKLOOM_PATCHES", text)
+        assert option("free_indexer_logits") is want  # type: ignore[operator]
+
+
+def test_the_indexer_is_stock_but_for_the_switched_statement(tree: Path) -> None:
+    found: list[ast.If] = []
+
+    class Strip(ast.NodeTransformer):
+        def visit_ImportFrom(self, node: ast.ImportFrom) -> ast.AST | None:
+            return None if node.module == "vllm._sparkloom_patches" else node
+
+        def visit_Assign(self, node: ast.Assign) -> ast.AST | None:
+            return None if ast.unparse(node).startswith("_FREE_INDEXER_LOGITS = ") else node
+
+        def visit_If(self, node: ast.If) -> ast.AST | None:
+            if ast.unparse(node.test) == "_FREE_INDEXER_LOGITS":
+                found.append(node)
+                return None
+            return self.generic_visit(node)
+
+        def visit_For(self, node: ast.For) -> ast.AST:
+            if "prefill_metadata.chunks" in ast.unparse(node.iter):
+                at = next(i for i, part in enumerate(node.body) if "_FREE_INDEXER" in ast.unparse(part))
+                later = [n for part in node.body[at + 1 :] for n in ast.walk(part)]
+                assert not any(isinstance(n, ast.Name) and n.id == "logits" for n in later)
+            return self.generic_visit(node)
+
+    patched = Strip().visit(ast.parse((tree / INDEXER).read_text()))
+    assert ast.dump(patched) == ast.dump(ast.parse((source() / INDEXER).read_text()))
+    assert [ast.unparse(part) for node in found for part in node.body] == ["logits = None"]
