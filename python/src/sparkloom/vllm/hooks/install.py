@@ -33,6 +33,17 @@ UNBUILT: dict[str, str] = {
 _installed: dict[str, Any] = {}
 
 
+def patched() -> tuple[str, ...]:
+    """Options whose patch the installed vLLM carries; empty for a stock one."""
+    try:
+        marker = importlib.import_module("vllm._sparkloom_patches")
+    except ModuleNotFoundError as error:
+        if error.name not in ("vllm", "vllm._sparkloom_patches"):
+            raise
+        return ()
+    return tuple(marker.PATCHES)
+
+
 def install(chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Install every hook whose option is set and true; calling again does nothing more.
 
@@ -48,6 +59,9 @@ def install(chosen: Mapping[str, Any] | None = None) -> dict[str, Any]:
     wanted = options.read() if chosen is None else chosen
     for name, value in wanted.items():
         if name in UNBUILT and value not in (None, False):
+            if name in patched():
+                _installed[name] = value
+                continue
             raise HookRefused(
                 f"patches.{name} needs a vLLM with that patch and this one has none "
                 f"({UNBUILT[name]}); take it out of the cluster file"
