@@ -233,3 +233,10 @@ def test_wrong_options_are_named(env: dict[str, str]) -> None:
     with pytest.raises(SparkloomError) as error:
         options.read(env)
     assert error.value.field in env
+
+
+def test_a_layer_never_meets_the_weights_of_one_that_is_gone() -> None:
+    """Keys of the shared cache are never used twice, though Python re-uses the ids of freed objects."""
+    from sparkloom.vllm.backends import reference
+
+    assert [next(reference._serials) < next(reference._serials) for _ in range(3)] == [True] * 3

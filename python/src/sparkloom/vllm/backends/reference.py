@@ -15,6 +15,7 @@ it.
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import cache
@@ -120,6 +121,9 @@ class DecodedCache:
         return pair
 
 
+_serials = itertools.count()  # keys of the cache: an id() would be used again after a layer is gone
+
+
 @cache
 def shared_cache() -> DecodedCache:
     """The cache of this process."""
@@ -133,6 +137,7 @@ class ReferenceExperts(ExpertsKernel):
         self, spec: ExpertsSpec, tensors: ExpertsTensors, *, expand: bool, cached: DecodedCache
     ) -> None:
         self.spec, self.tensors, self.expand, self.cached = spec, tensors, expand, cached
+        self.serial = next(_serials)
         self.whole: list[Pair] = []
         self.map: list[int] | None = None
 
@@ -154,7 +159,9 @@ class ReferenceExperts(ExpertsKernel):
 
     def expert(self, e: int, x: torch.Tensor) -> torch.Tensor:
         """x [t, H] through one local expert, [t, H]."""
-        gate_up, down = self.whole[e] if self.whole else self.cached.get((id(self), e), lambda: self.make(e))
+        gate_up, down = (
+            self.whole[e] if self.whole else self.cached.get((self.serial, e), lambda: self.make(e))
+        )
         gate, up = F.linear(x, gate_up).chunk(2, -1)
         limit = self.spec.swiglu_limit
         if limit is not None:
@@ -195,6 +202,7 @@ class ReferenceLinear(LinearKernel):
         self, spec: LinearSpec, tensors: LinearTensors, *, expand: bool, cached: DecodedCache
     ) -> None:
         self.spec, self.tensors, self.expand, self.cached = spec, tensors, expand, cached
+        self.serial = next(_serials)
         self.whole: torch.Tensor | None = None
 
     def prepare(self) -> None:
@@ -214,7 +222,7 @@ class ReferenceLinear(LinearKernel):
         """See the base class."""
         whole = self.whole
         if whole is None:
-            whole = self.cached.get((id(self), 0), lambda: (self.make(), torch.empty(0)))[0]
+            whole = self.cached.get((self.serial, 0), lambda: (self.make(), torch.empty(0)))[0]
         return F.linear(x, whole)
 
 
