@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sparkloom.errors import SparkloomError
+from sparkloom.meminfo import read_meminfo
+
 CLAMP_MHZ = 1000.0  # a GB10 under load runs at 2,000 to 3,000 MHz; below this it is held down
 CLAMP_WATTS = 20.0  # the clamp that only AC removal clears was seen near 14 W
 QUERY = "name,clocks.sm,power.draw,temperature.gpu,utilization.gpu,driver_version"
@@ -78,14 +81,11 @@ def clamped(gpu: Gpu) -> str | None:
 
 
 def mem_available(root: Path = Path("/")) -> int | None:
-    """MemAvailable in bytes."""
+    """MemAvailable in bytes; None where the file is missing or no meminfo."""
     try:
-        for line in (root / "proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    return None
+        return read_meminfo(root / "proc/meminfo")["MemAvailable"]
+    except SparkloomError:
+        return None
 
 
 def facts(root: Path = Path("/")) -> dict[str, Any]:

@@ -13,8 +13,6 @@ DECODE: dict[str, str] = {
     "japanese": "秋の港町を散歩する人の一日を、箇条書きを使わずに、落ち着いた文章で詳しく描いてください。",
 }
 
-WARM_UP = "Answer with the single word: ready"
-
 _SUBJECTS = [
     "the miller",
     "a young surveyor",
