@@ -51,3 +51,15 @@ def test_help_imports_no_heavy_package() -> None:
         "assert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("words", ["schema", "schema --markdown", "version", "--help", "validate --help"])
+def test_reader_that_goes_away_is_no_failure(words: str) -> None:
+    """`sparkloom ... | head`: no traceback, no error code."""
+    command = [sys.executable, "-m", "sparkloom", *words.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.close()  # before a byte was read
+        assert process.stderr is not None
+        said = process.stderr.read()
+        assert (process.wait(30), said) == (0, "")

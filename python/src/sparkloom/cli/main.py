@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
+import errno
 import importlib
 import itertools
 import json
@@ -27,7 +29,19 @@ def usage() -> str:
 def main(argv: list[str] | None = None) -> None:
     """Run `sparkloom`; always ends by SystemExit."""
     args = sys.argv[1:] if argv is None else argv
-    raise SystemExit(run(args))
+    try:
+        code = run(args)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        code = no_reader()
+    raise SystemExit(code)
+
+
+def no_reader() -> int:
+    """Standard output has no reader any more (`sparkloom ... | head`): end quietly, without a second try."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return Exit.OK
 
 
 def run(args: list[str]) -> int:
@@ -53,10 +67,11 @@ def run(args: list[str]) -> int:
         return report(error, rest)
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
-    except BrokenPipeError:  # `sparkloom ... | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.OK
+    except BrokenPipeError:
+        return no_reader()
     except SystemExit as end:
+        if isinstance(end.__context__, OSError) and end.__context__.errno == errno.EPIPE:
+            return no_reader()  # click catches it and says 1
         return end.code if isinstance(end.code, int) else Exit.OK if end.code is None else Exit.INTERNAL
     except Exception as error:
         if os.environ.get("SPARKLOOM_DEBUG"):
