@@ -6,12 +6,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 REQS := python/requirements/cpu.txt python/requirements/dev.txt
+CLIENTS ?= .venv-clients
 PYTEST := $(BIN)/python -m pytest -c python/pyproject.toml --rootdir=. -p no:cacheprovider
 ARGS ?=
 MODEL ?= smol
 PORT ?= 8888
 
-.PHONY: help venv demo test lint format types unit integration clean
+.PHONY: help venv clients demo test lint format types unit integration clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -23,6 +24,13 @@ $(STAMP): $(REQS) python/pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-deps --requirement python/requirements/cpu.txt --requirement python/requirements/dev.txt
 	$(BIN)/python -m pip install --quiet --no-deps --editable python
+	@touch $@
+
+clients: $(CLIENTS)/.stamp ## install the client libraries that the examples use into .venv-clients
+
+$(CLIENTS)/.stamp: python/requirements/clients.txt | $(STAMP)
+	$(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/python -m pip install --quiet --no-deps --no-compile --requirement $<
 	@touch $@
 
 demo: $(STAMP) ## serve the demo model on a two-node pair (MODEL=smol|tiny-glm, PORT, ARGS=--once)
@@ -43,11 +51,11 @@ format: $(STAMP) ## rewrite Python sources in the project's style
 types: $(STAMP) ## mypy --strict
 	cd python && ../$(BIN)/mypy
 
-unit: $(STAMP) ## fast tests, no server
+unit: $(STAMP) $(CLIENTS)/.stamp ## fast tests, no server
 	$(PYTEST) tests -m "not heavy" -n $${SPARKLOOM_TEST_JOBS:-2}
 
-integration: $(STAMP) ## tests that start real vLLM ranks, one at a time
+integration: $(STAMP) $(CLIENTS)/.stamp ## tests that start real vLLM ranks, one at a time
 	$(PYTEST) tests -m heavy
 
-clean: ## remove the virtual environment
-	rm -rf $(VENV)
+clean: ## remove the virtual environments
+	rm -rf $(VENV) $(CLIENTS)

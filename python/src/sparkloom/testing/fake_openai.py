@@ -17,30 +17,14 @@ import re
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any
 
 from aiohttp import web
 
+from sparkloom.testing import fake_messages
+from sparkloom.testing.fake_model import PROSE, BadRequest, Mode, Reply, compose, text_of
 
-class Mode(StrEnum):
-    """What is wrong with the engine."""
-
-    OK = "ok"
-    HANG = "hang"  # every route accepts and never answers
-    SLOW_PREFILL = "slow-prefill"  # the first token takes `Timing.prefill_s`; KV usage rises meanwhile
-    WRONG_ANSWER = "wrong-answer"
-    NEVER_GENERATES = "never-generates"  # /health 200, generation never ends, nothing moves
-    COLLAPSE = "collapse"  # !!!!!!!!
-    ZERO_ACCEPTANCE = "zero-acceptance"
-    PINNED_ACCEPTANCE = "pinned-acceptance"
-    BAD_UNICODE = "bad-unicode"
-    TOOL_LEAK = "tool-leak"  # the call's markup arrives as content
-    REASONING_LEAK = "reasoning-leak"
-    STREAM_DIFFERS = "stream-differs"
-    OPEN_ROUTES = "open-routes"  # generates without a key
-    ZOMBIE = "zombie"  # a request of a client that left runs on
-    LONG_PROMPT_DIES = "long-prompt-dies"  # 500 above 200 words, then /health 503
+__all__ = ["PROSE", "FakeServer", "Mode", "State", "Timing"]
 
 
 @dataclass
@@ -93,63 +77,6 @@ class State:
         return "\n".join(lines) + "\n"
 
 
-@dataclass(frozen=True)
-class Reply:
-    """What the model says."""
-
-    content: str
-    reasoning: str = ""
-    tool: dict[str, Any] | None = None
-
-
-KNOWN = [
-    (r"capital of France", "The capital of France is Paris."),
-    (r"17 plus 25", "17 plus 25 is 42."),
-    (r"largest planet", "Jupiter is the largest planet."),
-]
-PROSE = (
-    "The river bends past the old mill, and the road follows it for a while before it climbs the hill where "
-    "a few houses stand apart, each with a garden that somebody keeps in order through the whole year."
-)
-
-
-def compose(body: dict[str, Any], mode: Mode) -> Reply:
-    """The reply of the fake model to a request body."""
-    text = _text(body)
-    if mode is Mode.COLLAPSE:
-        return Reply("!" * 120)
-    answer = next((a for pattern, a in KNOWN if re.search(pattern, text, re.I)), PROSE)
-    if echo := re.search(r"exactly:\s*(.+)", text, re.S):
-        answer = echo.group(1).strip()
-        if mode is Mode.BAD_UNICODE:
-            answer = answer[:-1] + "\ufffd"
-    elif needle := re.search(r"code word is (\w+)", text):
-        answer = needle.group(1)
-    if mode is Mode.WRONG_ANSWER:
-        answer = "The capital of France is Rome; 17 plus 25 is 41; the word is plum."
-    thinking = (body.get("chat_template_kwargs") or {}).get("enable_thinking", False)
-    reasoning = "The user asks something simple." if thinking else ""
-    if mode is Mode.REASONING_LEAK and thinking:
-        return Reply("<think>The user asks something simple.</think>" + answer)
-    if tools := body.get("tools"):
-        name = tools[0]["function"]["name"]
-        city = (re.search(r"weather in (\w+)", text) or re.search(r"(\w+)\W*$", text) or [None, "Paris"])[1]
-        if mode is Mode.TOOL_LEAK:
-            return Reply(f"<tool_call>{name}<arg_key>city</arg_key><arg_value>{city}</arg_value></tool_call>")
-        return Reply("", reasoning, {"name": name, "arguments": json.dumps({"city": city})})
-    return Reply(answer, reasoning)
-
-
-def _text(body: dict[str, Any]) -> str:
-    if "prompt" in body:
-        return str(body["prompt"])
-    parts = []
-    for message in body.get("messages", []):
-        content = message.get("content") or ""
-        parts.append(content if isinstance(content, str) else " ".join(p.get("text", "") for p in content))
-    return "\n".join(parts)
-
-
 class FakeServer:
     """The server; use it as an asynchronous context manager, or `await start()` and `await stop()`."""
 
@@ -190,7 +117,7 @@ class FakeServer:
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/version", self.version)
         app.router.add_post("/tokenize", self.tokenize)
-        for route in ("/v1/chat/completions", "/v1/completions", "/invocations"):
+        for route in ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/invocations"):
             app.router.add_post(route, self.generate)
         self.runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.2)
         await self.runner.setup()
@@ -228,7 +155,7 @@ class FakeServer:
         if self.mode is not Mode.OPEN_ROUTES and (denied := self._denied(request)):
             return denied
         body = await request.json()
-        words = _text(body).split()
+        words = text_of(body).split()
         return web.json_response({"count": len(words), "tokens": list(range(len(words)))})
 
     def _denied(self, request: web.Request) -> web.Response | None:
@@ -247,13 +174,16 @@ class FakeServer:
             return web.json_response({"error": {"message": "no such model", "code": 404}}, status=404)
         if self.state.dead:
             return web.json_response({"error": {"message": "EngineCore encountered an issue"}}, status=500)
-        if self.mode is Mode.LONG_PROMPT_DIES and len(_text(body).split()) > 200:
+        if self.mode is Mode.LONG_PROMPT_DIES and len(text_of(body).split()) > 200:
             self.state.dead = True
             return web.json_response({"error": {"message": "EngineCore encountered an issue"}}, status=500)
         self.state.running += 1
         left = False
         try:
             return await self._answer(request, body)
+        except BadRequest as error:
+            problem = {"message": str(error), "type": "BadRequestError", "code": 400}
+            return web.json_response({"error": problem}, status=400)
         except ConnectionError:
             left = True
             return web.Response(status=499)
@@ -268,6 +198,10 @@ class FakeServer:
         if self.mode in (Mode.HANG, Mode.NEVER_GENERATES):
             await asyncio.sleep(3600)
         await self._prefill(body)
+        messages = request.path == "/v1/messages"
+        streamed = bool(body.get("stream"))
+        if messages:
+            body = fake_messages.as_chat(body)
         reply = compose(body, self.mode)
         limit = int(body.get("max_tokens") or body.get("max_completion_tokens") or 4096)
         words = re.findall(r"\s*\S+", reply.content)
@@ -278,14 +212,16 @@ class FakeServer:
         stopped = len(words) <= limit
         words = words[:limit]
         finish = "tool_calls" if reply.tool else "stop" if stopped else "length"
-        prompt = len(_text(body).split())
+        prompt = len(text_of(body).split())
         usage = {
             "prompt_tokens": prompt,
             "completion_tokens": len(words),
             "total_tokens": prompt + len(words),
         }
         chat = "messages" in body
-        if body.get("stream"):
+        if messages:
+            return await self._messages(request, reply, words, finish, usage, streamed)
+        if streamed:
             return await self._stream(request, body, reply, words, finish, usage, chat)
         for _ in words:
             await self._token()
@@ -302,8 +238,26 @@ class FakeServer:
         choice = {"index": 0, "message": message, "finish_reason": finish}
         return web.json_response({**common, "object": "chat.completion", "choices": [choice]})
 
+    async def _messages(
+        self,
+        request: web.Request,
+        reply: Reply,
+        words: list[str],
+        finish: str,
+        usage: dict[str, int],
+        streamed: bool,
+    ) -> web.StreamResponse:
+        whole = fake_messages.reply(self.model, "".join(words), reply.tool, finish, usage)
+        if not streamed:
+            return web.json_response(whole)
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        async for event in fake_messages.events(whole, self._paced(words)):
+            await response.write(event)
+        return response
+
     async def _prefill(self, body: dict[str, Any]) -> None:
-        prompt = len(_text(body).split())
+        prompt = len(text_of(body).split())
         slow = self.mode is Mode.SLOW_PREFILL  # a test may change the mode meanwhile
         seconds = self.timing.prefill_s if slow else self.timing.first_token_s
         steps = 20 if slow else 1
