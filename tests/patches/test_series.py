@@ -1,9 +1,8 @@
 """The patches of vLLM: complete, applicable without fuzz, stock while their option is off."""
 
 import ast
-import os
 import re
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,29 +15,10 @@ MARKER = "vllm/_sparkloom_patches.py"
 INDEXER = "vllm/models/glm5next/nvidia/sparse_indexer.py"
 
 
-def source() -> Path:
-    default = Path.home() / ".cache/sparkloom/sources/vllm-0.33.0"
-    root = Path(os.environ.get("SPARKLOOM_VLLM_SOURCE", default))
-    if not (root / INDEXER).is_file():
-        pytest.skip(f"no vLLM 0.33.0 source in {root}: run patches/vllm/fetch.py")
-    return root
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    """The patched files alone, after the whole series was applied with zero fuzz."""
-    root = source()
-    for name in SERIES:
-        text = (FOLDER / name).read_text()
-        for path in re.findall(r"^--- a/(\S+)", text, re.M):
-            if not (tmp_path / path).exists():
-                (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
-                (tmp_path / path).write_bytes((root / path).read_bytes())
-        command = ["patch", "-p1", "-F0", "-i", str(FOLDER / name)]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "offset" not in done.stdout
-    return tmp_path
+@pytest.fixture(scope="session")
+def tree(patched_vllm: Path) -> Path:
+    """The whole patched tree."""
+    return patched_vllm
 
 
 def marker(tree: Path) -> dict[str, object]:
@@ -59,8 +39,9 @@ def test_a_patch_says_why_and_when_to_drop_it(name: str) -> None:
 
 
 def test_patched_files_compile(tree: Path) -> None:
-    for path in tree.rglob("*.py"):
-        compile(path.read_text(), str(path), "exec")
+    for name in SERIES:
+        for path in re.findall(r"^\+\+\+ b/(\S+)", (FOLDER / name).read_text(), re.M):
+            compile((tree / path).read_text(), path, "exec")
 
 
 def test_the_marker_names_known_options_and_reads_switches(
@@ -74,7 +55,7 @@ def test_the_marker_names_known_options_and_reads_switches(
         assert option("free_indexer_logits") is want  # type: ignore[operator]
 
 
-def test_the_indexer_is_stock_but_for_the_switched_statement(tree: Path) -> None:
+def test_the_indexer_is_stock_but_for_the_switched_statement(tree: Path, vllm_source: Path) -> None:
     found: list[ast.If] = []
 
     class Strip(ast.NodeTransformer):
@@ -98,5 +79,18 @@ def test_the_indexer_is_stock_but_for_the_switched_statement(tree: Path) -> None
             return self.generic_visit(node)
 
     patched = Strip().visit(ast.parse((tree / INDEXER).read_text()))
-    assert ast.dump(patched) == ast.dump(ast.parse((source() / INDEXER).read_text()))
+    assert ast.dump(patched) == ast.dump(ast.parse((vllm_source / INDEXER).read_text()))
     assert [ast.unparse(part) for node in found for part in node.body] == ["logits = None"]
+
+
+@pytest.mark.heavy
+def test_patched_modules_import(tree: Path, run_in: Callable[..., str]) -> None:
+    """In the real tree of the pinned version, against the CPU's torch (compiled parts are absent)."""
+    pytest.importorskip("vllm", reason="no vLLM is installed: its dependencies are missing")
+    paths = {
+        p for name in SERIES for p in re.findall(r"^\+\+\+ b/(\S+)\.py", (FOLDER / name).read_text(), re.M)
+    }
+    names = sorted(path.replace("/", ".") for path in paths)
+    code = f"import importlib\nfor n in {names!r}: print(importlib.import_module(n).__file__)\n"
+    files = run_in(tree, code).split()
+    assert [f for f in files if f.startswith(str(tree))] == [str(tree / f"{p}.py") for p in sorted(paths)]
