@@ -29,6 +29,7 @@ from sparkloom.pair import (
     Report,
     Spawn,
     Tick,
+    Unsaved,
 )
 
 NODES = ("head", "one", "two")
@@ -53,6 +54,7 @@ class Node:
         self.rank_phase = RankPhase.STARTING
         self.newest = 0  # what the agent's state file says
         self.term = 0
+        self.full = False  # its disk
 
     def apply(self, actions: list[Spawn | End]) -> None:
         self.term = self.follower.term
@@ -86,6 +88,7 @@ class Node:
             rank_phase=self.rank_phase if follower.running else RankPhase.ABSENT,
             exit_status=follower.exit_status,
             refusal=follower.refusal,
+            blockers=("no space left",) if self.full else (),
         )
 
 
@@ -106,12 +109,18 @@ class World(RuleBasedStateMachine):
     # --- the driver that the agent is in reality ---
 
     def event(self, event: object) -> None:
+        unsaved = False
         for action in self.pair.step(event, self.now):  # type: ignore[arg-type]
-            if isinstance(action, Persist):
+            if isinstance(action, Persist) and self.nodes["head"].full:
+                unsaved = True
+            elif isinstance(action, Persist):
                 launch = action.generation > self.disk
                 self.disk, self.disk_term = action.generation, action.term
                 for node in self.nodes.values():
                     assert not launch or node.process is None, "the gate opened beside a living rank"
+        if unsaved:
+            self.event(Unsaved("no space left"))
+            assert not self.pair.phase.running, "a generation that is not on disk was launched"
 
     def beat_of(self) -> Beat:
         self.seq += 1
@@ -215,6 +224,10 @@ class World(RuleBasedStateMachine):
     def memory(self, name: str, back: bool) -> None:
         self.nodes[name].memory = back
 
+    @rule(full=st.booleans())
+    def head_s_disk(self, full: bool) -> None:
+        self.nodes["head"].full = full
+
     @rule(name=node_names, phase=st.sampled_from(list(RankPhase)[1:]))
     def rank_moves_on(self, name: str, phase: RankPhase) -> None:
         self.nodes[name].rank_phase = phase
@@ -272,7 +285,7 @@ class World(RuleBasedStateMachine):
     def teardown(self) -> None:
         """In a friendly world the pair always ends: ready, down as wanted, or failed for good."""
         for node in self.nodes.values():
-            node.link, node.memory, node.digest = True, True, "a"
+            node.link, node.memory, node.digest, node.full = True, True, "a", False
         settled: Callable[[], bool] = lambda: (  # noqa: E731
             self.pair.phase is Phase.READY
             or (self.pair.phase is Phase.DOWN and not self.pair.wanted)

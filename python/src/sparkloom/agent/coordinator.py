@@ -13,10 +13,12 @@ import httpx
 
 from sparkloom.agent.capacity import cached_conversation_tokens
 from sparkloom.agent.channel import Peer, Unreachable
-from sparkloom.agent.node import LocalNode, report_from_json
+from sparkloom.agent.node import LocalNode
 from sparkloom.agent.settings import Settings
 from sparkloom.agent.state import State
 from sparkloom.agent.view import build_view
+from sparkloom.agent.wire import report_from_json
+from sparkloom.errors import SparkloomError
 from sparkloom.pair import (
     Announce,
     Beat,
@@ -34,6 +36,7 @@ from sparkloom.pair import (
     Probe,
     Probed,
     Tick,
+    Unsaved,
     Verdict,
 )
 from sparkloom.probe import Check, Result, Target, canary, probe
@@ -140,12 +143,16 @@ class Coordinator:
 
     def event(self, event: Event) -> None:
         """Feed the machine and do what it says."""
-        epoch = self.pair.epoch
+        epoch, unsaved = self.pair.epoch, None
         for action in self.pair.step(event, time.monotonic()):
             match action:
                 case Persist():
                     self.state.generation, self.state.term = action.generation, action.term
-                    self.state.save()
+                    try:
+                        self.state.save()
+                    except SparkloomError as error:
+                        print(error, flush=True)
+                        unsaved = Unsaved(error.summary)
                 case Probe():
                     self._task(self._probe(action.generation))
                 case Drain():
@@ -154,6 +161,8 @@ class Coordinator:
                     self.dumping = self._task(self._dump(action))
                 case Announce():
                     self._announce(action)
+        if unsaved is not None:  # before any beat can go out: all of this is one turn of the loop
+            self.event(unsaved)
         if self.pair.epoch != epoch:
             for wake in self.wakes.values():
                 wake.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import secrets
@@ -17,16 +18,20 @@ from sparkloom.agent.auth import read_key
 from sparkloom.agent.channel import Peer, Server, Unreachable
 from sparkloom.agent.control import Control
 from sparkloom.agent.coordinator import Coordinator
-from sparkloom.agent.node import Blockers, LocalNode, report_to_json
+from sparkloom.agent.gate import Blockers
+from sparkloom.agent.node import LocalNode
 from sparkloom.agent.notify import Notify
 from sparkloom.agent.page import StatusPage
 from sparkloom.agent.sameness import differing
 from sparkloom.agent.settings import Settings, api_key, channel_key, settings_of
 from sparkloom.agent.state import load
+from sparkloom.agent.wire import beat_from_json, report_to_json
 from sparkloom.cluster import load as load_cluster
 from sparkloom.errors import Exit, SparkloomError
 from sparkloom.evidence.collect import collect
-from sparkloom.pair import Announce, Beat, OrderKind, Phase
+from sparkloom.logs import last_lines
+from sparkloom.pair import Announce, OrderKind, Phase
+from sparkloom.preflight import boot
 from sparkloom.probe import load_checks, pick
 from sparkloom.sysroot import SysRoot
 
@@ -81,6 +86,7 @@ class Agent:
             self.coordinator.on_announce.append(self._announced)
         self.head_view: dict[str, Any] = {}
         self.head_seen = float("-inf")
+        self.head_phase = Phase.DOWN
         self.ready_told = False
         self.ending = asyncio.Event()
 
@@ -91,6 +97,8 @@ class Agent:
         left = await asyncio.to_thread(self.local.sweep)  # ranks of an agent that was killed
         if left:
             print(f"{left} processes of an earlier rank do not die", flush=True)
+        self._look_back()
+        self.state.save()  # a disk that cannot be written is said now and not at the first launch
         handlers = {
             "/v1/beat": self._on_beat,
             "/v1/stacks": self._on_stacks,
@@ -131,6 +139,7 @@ class Agent:
             await asyncio.gather(*tasks, return_exceptions=True)
             await self.local.stop()
             await asyncio.to_thread(self.local.sweep)
+            await self._last_word()
             for closing in (
                 page.stop(),
                 control.stop(),
@@ -138,6 +147,14 @@ class Agent:
                 *(p.close() for p in self.peers.values()),
             ):
                 await closing
+
+    def _look_back(self) -> None:
+        """What the record of the last rank says: it ended with its host, or with an earlier agent."""
+        if boot.was_reset(self.settings.state, self.root):
+            print("this host was reset while a rank was running: see `sparkloom preflight`", flush=True)
+            return  # the record stays for the preflight at the gate
+        with contextlib.suppress(OSError):
+            boot.record_stop(self.settings.state)
 
     async def _wind_down(self) -> None:
         """The head takes the pair down first, so that a worker does not have to wait for its lease."""
@@ -149,6 +166,14 @@ class Agent:
             if self.coordinator.pair.phase is Phase.COOLING:
                 return  # every rank is gone; whether memory is back is the next start's business
             await asyncio.sleep(0.1)
+
+    async def _last_word(self) -> None:
+        """A worker answers until the head knows that its rank is gone: else the head waits for its lease."""
+        limit = time.monotonic() + 3 * self.settings.limits.beat_s
+        while self.head_phase.running or self.head_phase is Phase.STOPPING:
+            if time.monotonic() > limit:
+                return
+            await asyncio.sleep(0.05)
 
     async def _feed(self) -> None:
         """Feed the watchdog while this loop runs and the engine, if ready, moves."""
@@ -177,10 +202,10 @@ class Agent:
     async def _on_beat(self, sender: str, message: dict[str, Any]) -> dict[str, Any]:
         if sender != self.settings.head.name or self.settings.is_head:
             raise ValueError(f"{sender} is not this node's coordinator")
-        value = message["beat"]
-        beat = Beat(**{**value, "phase": Phase(value["phase"])})
+        beat = beat_from_json(message["beat"])
         report = await self.local.beat(beat)
         self.head_view, self.head_seen = message.get("view") or {}, time.monotonic()
+        self.head_phase = beat.phase
         self.notify.status(f"{beat.phase}: {beat.text}" if beat.text else str(beat.phase))
         if beat.phase is Phase.READY:
             self._ready()
@@ -190,7 +215,7 @@ class Agent:
         return {"file": await self.local.dump_stacks(str(message["why"]))}
 
     async def _on_check(self, *_: Any) -> dict[str, Any]:
-        return await self.local.fresh_check()
+        return await self.local.gate.fresh(running=self.local.rank is not None)
 
     async def _on_logs(self, _: str, message: dict[str, Any]) -> dict[str, Any]:
         return self.local_logs(message.get("generation"), int(message.get("lines", 200)))
@@ -228,10 +253,10 @@ class Agent:
         """The last lines of one generation's log on this node."""
         try:
             path = self.local.shelf.log(generation)
-            text = path.read_text(errors="replace")
+            found = last_lines(path, lines)
         except (SparkloomError, OSError) as error:
             return {"lines": [], "problem": getattr(error, "summary", str(error))}
-        return {"lines": text.splitlines()[-lines:], "generation": int(path.parent.name.split("-")[1])}
+        return {"lines": found, "generation": int(path.parent.name.split("-")[1])}
 
     async def order(self, text: str) -> dict[str, Any]:
         """Take an order here (head) or hand it to the head."""
@@ -256,7 +281,7 @@ class Agent:
             problems.append(
                 "the cluster file changes the agent's own settings: restart the agents (systemctl restart)"
             )
-        mine = await self.local.fresh_check()
+        mine = await self.local.gate.fresh(running=self.local.rank is not None)
         problems += [f"{self.settings.node}: {b}" for b in mine["blockers"]]
         for name, peer in self.peers.items():
             try:

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 
 from sparkloom import fsio
-from sparkloom.agent import sameness, stacks
+from sparkloom.agent import stacks
 from sparkloom.agent.cgroup import RankGroup
+from sparkloom.agent.gate import Blockers, Gate
 from sparkloom.agent.host import HostFacts, ask_gpu, read_host
 from sparkloom.agent.launcher import Launch, prepare
 from sparkloom.agent.settings import Settings
 from sparkloom.agent.state import State
 from sparkloom.cluster import Cluster
 from sparkloom.errors import SparkloomError
-from sparkloom.logs import RankLog, Shelf, Transport
+from sparkloom.logs import RankLog, Shelf, Tail, Transport
 from sparkloom.pair import Beat, Cause, End, Follower, Phase, RankPhase, Reason, Report, Spawn
+from sparkloom.preflight import boot
 from sparkloom.ranks import Deadlines, Node, Rank, procs
 from sparkloom.sysroot import SysRoot
 
 POLL_S = 0.2
-PREFLIGHT_EVERY_S = 20.0
-Blockers = Callable[[Cluster, bool], list[str]]  # the cluster; whether a rank of ours runs
 RANK_OOM_SCORE = 300  # the kernel shall take the engine and not the agent or sshd
 MARK = "SPARKLOOM_AGENT_RANK"
 
@@ -56,7 +54,8 @@ class LocalNode:
         blockers: Blockers | None = None,
     ) -> None:
         self.settings, self.read_cluster, self.state, self.root = settings, read_cluster, state, root
-        self.agent, self.find_blockers = agent, blockers
+        self.agent = agent
+        self.gate = Gate(settings, read_cluster, blockers)
         self.follower = Follower()
         self.follower.adopt(state.launched, state.term)
         self.shelf = Shelf(settings.state / "logs", settings.keep)
@@ -66,21 +65,13 @@ class LocalNode:
         self.exit_text = ""
         self.serving = False
         self.host = HostFacts()
-        self.parts: dict[str, str] = {}
-        self.digest = ""
-        self.blockers: list[str] = []
-        self._preflight: asyncio.Task[None] | None = None
-        self._preflight_epoch = -1
         self.memory_before: int | None = None
         self.mark = f"{MARK}={settings.cluster}/{settings.node}"
-        self._checked = float("-inf")
-        self._looked = float("-inf")
         self._gpu_at = float("-inf")
         self._gpu: dict[str, float] = {}
-        self._log_at = 0
+        self._tail: Tail | None = None
         self._finishing: asyncio.Task[None] | None = None
-        self._http = httpx.AsyncClient(timeout=3.0, trust_env=False)
-        self._hygiene_epoch = -1
+        self._http = httpx.AsyncClient(timeout=3.0, trust_env=False, verify=False)
         self._pair_phase = Phase.DOWN
         self._grace = settings.limits.fail_grace_s
         self._kill_at = float("inf")
@@ -91,21 +82,35 @@ class LocalNode:
         """Follow one beat and report."""
         now = time.monotonic()
         if self.rank is None:
-            await self._check(now, force=beat.desired is not None and beat.desired > self.follower.highest)
-            self._look(beat, now)
-        before = (self.follower.highest, self.follower.term)
+            await self.gate.read(now, force=beat.desired is not None and beat.desired > self.follower.highest)
+            self.gate.look(beat, now)
+            self.gate.ask_hygiene(beat)
         self._grace = beat.grace_s
-        actions = self.follower.beat(beat, self.digest, now)
-        if (self.follower.highest, self.follower.term) != before:
-            self.state.launched = max(self.state.launched, self.follower.highest)
-            self.state.term = max(self.state.term, self.follower.term)
-            self.state.save()
-        self._apply(actions)
+        actions = self.follower.beat(beat, self.gate.digest, now)
+        saved = self._remember()
+        for action in actions:
+            if isinstance(action, Spawn) and not saved:
+                # What is not on disk could be started twice: the launch counts, and it failed.
+                self.exit_text = self.state.problem
+                self.follower.exited(action.generation, 127)
+            else:
+                self._apply([action])
         self._pair_phase = beat.phase
-        if beat.phase is Phase.GATE and self.rank is None and beat.epoch != self._hygiene_epoch:
-            self._hygiene_epoch = beat.epoch
-            self._ask_hygiene()
         return self.report()
+
+    def _remember(self) -> bool:
+        """Write down the newest generation and term, if they are new; whether the disk has them."""
+        state, follower = self.state, self.follower
+        launched, term = max(state.launched, follower.highest), max(state.term, follower.term)
+        if (launched, term) == (state.launched, state.term) and not state.problem:
+            return True
+        state.launched, state.term = launched, term
+        try:
+            state.save()
+        except SparkloomError as error:
+            print(error, flush=True)
+            return False
+        return True
 
     def report(self) -> Report:
         """What this node says of itself now."""
@@ -126,15 +131,15 @@ class LocalNode:
             epoch=follower.epoch,
             generation=follower.highest,
             alive=follower.running is not None,
-            digest=self.digest,
+            digest=self.gate.digest,
             memory_back=self.memory_back(),
             rank_phase=phase,
             exit_status=follower.exit_status,
-            blockers=tuple(self.blockers),
+            blockers=(*self.gate.blockers, *([self.state.problem] if self.state.problem else ())),
             refusal=follower.refusal,
             fault=self._fault(),
             exit_text=self.exit_text,
-            parts=tuple(sorted(self.parts.items())),
+            parts=tuple(sorted(self.gate.parts.items())),
         )
 
     def facts(self) -> dict[str, Any]:
@@ -185,20 +190,27 @@ class LocalNode:
                 self.rank.request_stop()
 
     def _spawn(self, generation: int) -> None:
-        folder = self.shelf.new(generation)
-        self.log, self.exit_text, self.serving, self._log_at = RankLog(), "", False, 0
+        self.log, self.exit_text, self.serving, self._tail = RankLog(), "", False, None
         self.memory_before = self.host.mem_available or None
+        folder = self.shelf.path(generation)
         try:
+            self.shelf.new(generation)
             launch = prepare(self.read_cluster(), self.settings.node, generation, self.root)
+            boot.record_start(self.settings.state, self.root)
             self.rank = self._start(launch, generation, folder)
         except (SparkloomError, OSError) as error:
             self.exit_text = error.summary if isinstance(error, SparkloomError) else str(error)
-            (folder / "rank.log").write_text(f"{error}\n")
+            print(f"cannot start the rank of generation {generation}: {self.exit_text}", flush=True)
+            with contextlib.suppress(OSError):
+                (folder / "rank.log").write_text(f"{error}\n")
+                boot.record_stop(self.settings.state)
             self.follower.exited(generation, 127)
             return
+        self._tail = Tail(self.rank.log)
         print(f"started the rank of generation {generation}", flush=True)
-        what = {"generation": generation, "argv": list(launch.argv), "parts": self.parts, "at": time.time()}
-        fsio.write_json(folder / "launch.json", what, mode=0o640)
+        what = {"generation": generation, "argv": list(launch.argv), "parts": self.gate.parts}
+        with contextlib.suppress(OSError):  # evidence only
+            fsio.write_json(folder / "launch.json", {**what, "at": time.time()}, mode=0o640)
 
     def _start(self, launch: Launch, generation: int, folder: Path) -> Rank:
         name, value = self.mark.split("=", 1)
@@ -225,11 +237,7 @@ class LocalNode:
             if now >= self.follower.lease_until:
                 self._grace = self.settings.limits.fail_grace_s
             self._apply(self.follower.tick(now))
-            if self.rank is not None and now >= self._kill_at:
-                self.rank.kill()
-            self._read_log(now)
-            if self.rank is not None and self._finishing is None and self.rank.end() is not None:
-                self._finishing = asyncio.create_task(self._finish(self.rank))
+            self._turn(now)
             if self.settings.is_head:
                 await self._ask_health()
             self.host = read_host(self.root, self._gpu)
@@ -237,6 +245,16 @@ class LocalNode:
                 self._gpu_at = now
                 self._gpu = await asyncio.to_thread(ask_gpu)
             await asyncio.sleep(POLL_S)
+
+    def _turn(self, now: float) -> None:
+        """One look at the rank: its log, its end, the time to kill it."""
+        if self.rank is None:
+            return
+        if now >= self._kill_at:
+            self.rank.kill()
+        self._read_log(now)
+        if self._finishing is None and self.rank.end() is not None:
+            self._finishing = asyncio.create_task(self._finish(self.rank))
 
     async def _finish(self, rank: Rank) -> None:
         """The rank's keeper ended: make sure that nothing of its tree is left, then say so."""
@@ -250,7 +268,7 @@ class LocalNode:
         if self.group is not None:
             self.group.remove()
         rank.close()
-        self._read_log(time.monotonic())
+        self._read_log(time.monotonic(), final=True)
         asked = self.follower.ending
         self.exit_text = "" if asked else self._exit_text(status)
         generation = self.follower.running or 0
@@ -261,6 +279,7 @@ class LocalNode:
                 {"status": status, "asked": asked, "error": self.exit_text, "at": time.time()},
                 mode=0o640,
             )
+            boot.record_stop(self.settings.state)
         self.rank, self.group, self.serving, self._kill_at = None, None, False, float("inf")
         self.follower.exited(generation, status)
         self._finishing = None
@@ -282,10 +301,11 @@ class LocalNode:
         return len(procs.kill_all(find, 5.0))
 
     async def stop(self) -> None:
-        """End the rank and wait until nothing of it is left."""
+        """End the rank and wait until nothing of it is left; `watch` may have ended already."""
         self._apply(self.follower.leave())
         limit = time.monotonic() + self.settings.limits.stop_s
         while self.follower.running is not None and time.monotonic() < limit:
+            self._turn(time.monotonic())
             await asyncio.sleep(POLL_S)
         await self._http.aclose()
 
@@ -300,19 +320,13 @@ class LocalNode:
 
     # --- looking -------------------------------------------------------------------------------
 
-    def _read_log(self, now: float) -> None:
-        if self.rank is None:
+    def _read_log(self, now: float, *, final: bool = False) -> None:
+        if self._tail is None:
             return
-        try:
-            with self.rank.log.open("rb") as file:
-                file.seek(self._log_at)
-                data = file.read(1 << 20)
-        except OSError:
-            return
-        whole, newline, _ = data.rpartition(b"\n")
-        self._log_at += len(whole) + len(newline)
-        for line in whole.decode(errors="replace").splitlines():
+        for line in self._tail.lines(final=final):
             self.log.feed(line, now)
+        if self._tail.trim():
+            print(f"the log of the rank outgrew its limit and was cut: {self._tail.path}", flush=True)
 
     async def _ask_health(self) -> None:
         if self.rank is None or self.serving or self.follower.ending:
@@ -323,84 +337,6 @@ class LocalNode:
         except httpx.HTTPError:
             self.serving = False
 
-    async def _check(self, now: float, force: bool = False) -> None:
-        """The digest of what is on disk now, at most every few seconds."""
-        if now - self._checked < 3.0 and not force:
-            return
-        self._checked = now
-        try:
-            cluster = await asyncio.to_thread(self.read_cluster)
-            self.parts = await asyncio.to_thread(sameness.parts, cluster)
-        except SparkloomError as error:
-            self.parts = {"cluster": f"unreadable: {error.summary}"}
-        self.digest = sameness.digest_of(self.parts)
-
-    def _look(self, beat: Beat, now: float) -> None:
-        """At the gate, run the preflight beside the beats: it may take longer than a lease."""
-        if self.find_blockers is None or beat.phase is not Phase.GATE:
-            return
-        busy = self._preflight is not None and not self._preflight.done()
-        if beat.epoch != self._preflight_epoch:
-            self._preflight_epoch = beat.epoch
-            self.blockers = ["the preflight is still running"]
-        elif busy or now - self._looked < PREFLIGHT_EVERY_S:
-            return
-        if not busy:
-            self._looked = now
-            self._preflight = asyncio.create_task(self._run_preflight(beat.epoch))
-
-    async def _run_preflight(self, epoch: int) -> None:
-        found = await self._blockers(running=False)
-        if epoch == self._preflight_epoch:
-            self.blockers = found
-
-    async def _blockers(self, *, running: bool) -> list[str]:
-        if self.find_blockers is None:
-            return []
-        try:
-            cluster = await asyncio.to_thread(self.read_cluster)
-            return await asyncio.to_thread(self.find_blockers, cluster, running)
-        except SparkloomError as error:
-            return [f"the cluster file is wrong: {error.summary}"]
-
-    async def fresh_check(self) -> dict[str, Any]:
-        """Digest and blockers of the files on disk, also while a rank runs (which keeps its own digest)."""
-        kept = (self.parts, self.digest)
-        await self._check(time.monotonic(), force=True)
-        blockers = await self._blockers(running=self.rank is not None)
-        found = {"parts": self.parts, "digest": self.digest, "blockers": blockers}
-        if self.rank is not None:
-            self.parts, self.digest = kept
-        return found
-
-    def _ask_hygiene(self) -> None:
-        """Ask the privileged unit to drop clean page cache (we have no such right ourselves)."""
-        if self.settings.drop_cache:
-            with contextlib.suppress(OSError):
-                (self.settings.socket.parent / "hygiene.request").touch()
-
 
 def _order(phase: RankPhase) -> int:
     return phase.order
-
-
-def report_to_json(report: Report) -> dict[str, Any]:
-    """A report as a message."""
-    from dataclasses import asdict
-
-    return dict(json.loads(json.dumps(asdict(report))))
-
-
-def report_from_json(value: dict[str, Any], node: str) -> Report:
-    """A report from a message; the node's name is what the signature says, not what the message says."""
-    fault = value.get("fault")
-    made = Report(
-        **{
-            **value,
-            "rank_phase": RankPhase(value["rank_phase"]),
-            "blockers": tuple(value["blockers"]),
-            "parts": tuple((str(k), str(v)) for k, v in value["parts"]),
-            "fault": Reason(Cause(fault["cause"]), fault["text"], node) if fault else None,
-        }
-    )
-    return replace(made, node=node)

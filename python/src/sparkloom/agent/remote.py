@@ -25,7 +25,9 @@ class Remote:
 
     def __init__(self, socket: Path) -> None:
         self.socket = socket
-        self.http = httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), timeout=90.0)
+        self.http = httpx.Client(
+            transport=httpx.HTTPTransport(uds=str(socket), verify=False), timeout=90.0, trust_env=False
+        )
 
     def __enter__(self) -> Remote:
         return self

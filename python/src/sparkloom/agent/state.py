@@ -4,26 +4,44 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from sparkloom import fsio
+from sparkloom.errors import Exit, SparkloomError
 
 
 @dataclass
 class State:
-    """The state file. `launched` is the newest generation that this node started."""
+    """The state file. `launched` is the newest generation that this node started; `problem` says why the last
+    write failed, if it did."""
 
     path: Path
     generation: int = 0
     term: int = 0
     launched: int = 0
+    problem: str = ""
 
     def save(self) -> None:
-        """Write it, whole and flushed."""
-        values = asdict(self)
-        del values["path"]
-        fsio.write_json(self.path, values, mode=0o640)
+        """Write it, whole and flushed.
+
+        Raises:
+            SparkloomError: it cannot be written; the old file stands.
+        """
+        values = {"generation": self.generation, "term": self.term, "launched": self.launched}
+        try:
+            fsio.write_json(self.path, values, mode=0o640)
+        except OSError as error:
+            self.problem = f"cannot write the agent's state: {error.strerror or error}"
+            raise SparkloomError(
+                self.problem,
+                file=self.path,
+                field="agent.state_directory",
+                value=str(self.path.parent),
+                mend="make room on its disk, and let the service's user write there",
+                code=Exit.RESOURCE,
+            ) from error
+        self.problem = ""
 
 
 def load(folder: Path, *, now: float | None = None) -> State:

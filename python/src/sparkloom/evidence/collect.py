@@ -13,6 +13,7 @@ from sparkloom.agent.host import read_host
 from sparkloom.agent.settings import Settings
 from sparkloom.evidence.classify import Texts, classify, ended_cleanly
 from sparkloom.logs import Shelf
+from sparkloom.preflight import boot
 from sparkloom.redact import Redactor
 from sparkloom.sysroot import SysRoot
 
@@ -28,6 +29,9 @@ def collect(settings: Settings, root: SysRoot, shelf: Shelf) -> dict[str, Any]:
         files[f"proc/{name}"] = root.text(f"/proc/{name}") or ""
     for name in root.names("/sys/fs/pstore"):
         files[f"pstore/{name}"] = (root.text(f"/sys/fs/pstore/{name}") or "")[-LOG_BYTES:]
+    for name in ("agent.json", boot.RECORD, boot.LAST):
+        with contextlib.suppress(OSError):
+            files[name] = (settings.state / name).read_text(errors="replace")
     last_log = ""
     for generation in shelf.generations()[-3:]:
         folder = shelf.folder / f"generation-{generation:08d}"

@@ -2,5 +2,6 @@
 
 from sparkloom.logs.keep import Shelf
 from sparkloom.logs.phases import RankLog, Transport
+from sparkloom.logs.tail import Tail, last_lines
 
-__all__ = ["RankLog", "Shelf", "Transport"]
+__all__ = ["RankLog", "Shelf", "Tail", "Transport", "last_lines"]

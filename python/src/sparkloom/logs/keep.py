@@ -19,12 +19,16 @@ class Shelf:
     folder: Path
     keep: int = 10
 
+    def path(self, generation: int) -> Path:
+        """The folder of a generation, made or not."""
+        return self.folder / f"generation-{generation:08d}"
+
     def new(self, generation: int) -> Path:
         """The folder of a generation, made; older ones beyond `keep` are removed."""
-        path = self.folder / f"generation-{generation:08d}"
+        path = self.path(generation)
         path.mkdir(parents=True, exist_ok=True)
         for old in self.generations()[: -self.keep]:
-            shutil.rmtree(self.folder / f"generation-{old:08d}", ignore_errors=True)
+            shutil.rmtree(self.path(old), ignore_errors=True)
         return path
 
     def generations(self) -> list[int]:
@@ -49,4 +53,4 @@ class Shelf:
                 value=generation,
                 mend="kept: " + (", ".join(map(str, kept)) or "none"),
             )
-        return self.folder / f"generation-{generation:08d}" / "rank.log"
+        return self.path(generation) / "rank.log"

@@ -45,7 +45,7 @@ _INIT = re.compile(r"init engine .* took ([\d.]+) (?:seconds|s)\b")
 _NCCL = re.compile(r"NCCL version ([\d.]+)|vLLM is using nccl==([\d.]+)")
 _NET = re.compile(r"NET/(IB|Socket)\b.*\bUsing\b|Using network (IB|Socket|\w+)|via NET/(IB|Socket)")
 _GLOO = re.compile(r"backend=gloo")
-_ERROR = re.compile(r"((?:\w+\.)*\w*(?:Error|Exception)): (\S.*)")
+_ERROR = re.compile(r"\b((?:\w+\.)*\w*(?:Error|Exception)): (\S.*)")
 
 
 @dataclass
@@ -94,7 +94,7 @@ class RankLog:
             self.graph_seconds, self.graph_gib = float(found[1]), float(found[2])
         if found := _INIT.search(line):
             self.init_seconds = float(found[1])
-        if found := _ERROR.search(line):
+        if ("Error: " in line or "Exception: " in line) and (found := _ERROR.search(line)):
             self.errors = [*self.errors[-99:], (now, found[0][:300])]
 
     def first_error(self, since: float = 0.0) -> str:

@@ -28,6 +28,7 @@ from sparkloom.pair.model import (
     Reason,
     Report,
     Tick,
+    Unsaved,
 )
 
 __all__ = [
@@ -58,5 +59,6 @@ __all__ = [
     "Sample",
     "Spawn",
     "Tick",
+    "Unsaved",
     "Verdict",
 ]

@@ -31,10 +31,12 @@ from sparkloom.pair.model import (
     RankPhase,
     Reason,
     Report,
+    Unsaved,
 )
+from sparkloom.pair.roll import Roll
 
 
-class Pair:
+class Pair(Roll):
     """State of the pair. `nodes[0]` is the head.
 
     Args:
@@ -55,18 +57,11 @@ class Pair:
         wanted: bool = True,
         now: float = 0.0,
     ) -> None:
-        if not nodes or len(set(nodes)) != len(nodes):
-            raise ValueError("nodes need distinct names")
-        self.nodes = tuple(nodes)
-        self.limits = limits
+        super().__init__(nodes, limits, now)
         self.generation = generation
         self.term = term
         self.wanted = wanted
         self.phase = Phase.DOWN
-        self.since = now
-        self.epoch = 0
-        self.reports: dict[str, Report] = {}
-        self.seen: dict[str, float] = {}
         self.reason: Reason | None = None
         self.failures: deque[float] = deque()
         self.streak = 0  # failures in a row, for the exponential wait
@@ -77,14 +72,8 @@ class Pair:
         self.stage_since = now
         self.heals = False  # FAILED at the gate, with nothing running: clears when the hold does
         self.launch_agents: dict[str, tuple[str, str]] = {}
-        self._first = now
 
     # --- what nodes are told -------------------------------------------------------------------
-
-    @property
-    def head(self) -> str:
-        """The node whose rank serves HTTP."""
-        return self.nodes[0]
 
     @property
     def desired(self) -> int | None:
@@ -101,12 +90,6 @@ class Pair:
         """SIGTERM to SIGKILL: patient for an operator, short after a failure."""
         ordered = self.reason is None or self.reason.cause is Cause.OPERATOR
         return self.limits.grace_s if ordered else self.limits.fail_grace_s
-
-    @property
-    def digest(self) -> str:
-        """The head's digest, which every node must equal."""
-        report = self.reports.get(self.head)
-        return report.digest if report else ""
 
     # --- events --------------------------------------------------------------------------------
 
@@ -134,6 +117,8 @@ class Pair:
                 actions += self._fail(Reason(Cause.HANG, event.text), now)
             case Drained() if event.generation == self.generation and self.phase is Phase.DRAINING:
                 actions += self._enter(Phase.STOPPING, now)
+            case Unsaved():
+                actions += self._give_up(Reason(Cause.STATE, event.text, self.head), now, heals=True)
             case _:
                 pass
         return actions + self._advance(now)
@@ -282,6 +267,7 @@ class Pair:
             return self._enter(Phase.COOLING, now, self.reason)
         if now - self.since >= self.limits.stop_s:
             text = f"a rank is still alive {self.limits.stop_s:g} s after the stop"
+            text += f" (on {' and '.join(left)})" if left[1:] else ""
             return self._give_up(Reason(Cause.STUCK, text, left[0]), now, heals=True)
         return []
 
@@ -308,6 +294,7 @@ class Pair:
                 text = "the node does not answer: nobody can say whether its rank is gone"
                 return self._give_up(Reason(Cause.UNREACHABLE, text, node), now, heals=True)
             text = f"memory has not come back {self.limits.memory_s:g} s after the stop"
+            text += f" (on {' and '.join(short)})" if short[1:] else ""
             return self._give_up(Reason(Cause.MEMORY, text, node), now, heals=True)
         return []
 
@@ -321,61 +308,6 @@ class Pair:
         ):
             return self._enter(Phase.DOWN, now)
         return []
-
-    # --- judgements ----------------------------------------------------------------------------
-
-    def holds(self, now: float) -> list[Reason]:
-        """What keeps the gate shut; those that waiting may mend come last."""
-        found: list[Reason] = []
-        waiting: list[Reason] = []
-        for node in self.nodes:
-            report = self.reports.get(node)
-            if report is None or not self._fresh(node) or self._stale(node, now):
-                waiting.append(Reason(Cause.UNREACHABLE, "waiting for the node's agent", node))
-                continue
-            if report.alive:
-                text = f"a rank of generation {report.generation} still lives"
-                found.append(Reason(Cause.STALE_RANK, text, node))
-            if self.head in self.reports and report.digest != self.digest:
-                text = (
-                    f"its digest {report.digest[:12]} differs from the head's {self.digest[:12]}: "
-                    f"{self._difference(report)}"
-                )
-                found.append(Reason(Cause.DIGEST, text, node))
-            found += [Reason(Cause.PREFLIGHT, blocker, node) for blocker in report.blockers]
-            if not report.memory_back:
-                found.append(Reason(Cause.MEMORY, "too little memory is available for a start", node))
-        return found + waiting
-
-    def _difference(self, report: Report) -> str:
-        """Which parts of the digest differ."""
-        mine, theirs = dict(self.reports[self.head].parts), dict(report.parts)
-        names = [n for n in sorted({*mine, *theirs}) if mine.get(n) != theirs.get(n)]
-        if names:
-            return ", ".join(names)
-        return "cluster file, package versions, plug-in or weights revision are not the same"
-
-    def _fresh(self, node: str) -> bool:
-        """Whether the node has answered a beat of the present phase."""
-        report = self.reports.get(node)
-        return report is not None and report.epoch == self.epoch
-
-    def _stale(self, node: str, now: float) -> bool:
-        return now - self.seen.get(node, self._first) >= self.limits.lease_s
-
-    def _lost(self, now: float) -> Reason | None:
-        for node in self.nodes:
-            if self._stale(node, now):
-                text = f"no answer for {self.limits.lease_s:g} s (node, agent or fabric is down)"
-                return Reason(Cause.LEASE_LOST, text, node)
-        return None
-
-    def _gone(self, node: str, now: float) -> bool:
-        """Whether the node's rank is gone: by its own word, or because its lease and the grace ran out."""
-        if self._fresh(node):
-            return not self.reports[node].alive
-        unseen = now - max(self.seen.get(node, self._first), self.since)
-        return unseen >= self.limits.lease_s + self.limits.grace_s
 
     # --- changes -------------------------------------------------------------------------------
 

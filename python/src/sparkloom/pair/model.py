@@ -59,6 +59,7 @@ class Cause(StrEnum):
     STALE_RANK = "stale_rank"
     MEMORY = "memory"
     PREFLIGHT = "preflight"
+    STATE = "state"
     STUCK = "stuck"
     UNREACHABLE = "unreachable"
     START_LIMIT = "start_limit"
@@ -153,7 +154,14 @@ class Tick:
     """Time passed."""
 
 
-Event = Report | Order | Probed | Judged | Drained | Tick
+@dataclass(frozen=True)
+class Unsaved:
+    """`Persist` failed (a full or read-only disk): no node was told of the new generation."""
+
+    text: str
+
+
+Event = Report | Order | Probed | Judged | Drained | Tick | Unsaved
 
 
 @dataclass(frozen=True)

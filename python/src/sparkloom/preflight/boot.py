@@ -6,6 +6,8 @@ tells these apart. Who starts a rank calls `record_start`, who ends it in order 
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from pathlib import Path
 
@@ -15,12 +17,15 @@ from sparkloom.preflight.context import Context, unknown
 from sparkloom.sysroot import SysRoot
 
 RECORD = "rank-boot.json"
+LAST = "rank-boot-reset.json"  # the record of the last rank that a reset of its host took away
 BOOT_ID = "proc/sys/kernel/random/boot_id"
 PSTORE = "sys/fs/pstore"
 
 
 def record_start(state: Path, root: SysRoot, now: float | None = None) -> None:
-    """Note in the state folder that a rank runs since this boot."""
+    """Note in the state folder that a rank runs since this boot; a record of a reset is put aside."""
+    if was_reset(state, root):
+        os.replace(state / RECORD, state / LAST)
     started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now))
     fsio.write_json(state / RECORD, {"boot_id": root.text(BOOT_ID) or "", "started": started})
 
@@ -28,6 +33,15 @@ def record_start(state: Path, root: SysRoot, now: float | None = None) -> None:
 def record_stop(state: Path) -> None:
     """Note that no rank runs: it was stopped in order, or its end was seen."""
     (state / RECORD).unlink(missing_ok=True)
+
+
+def was_reset(state: Path, root: SysRoot) -> bool:
+    """Whether a rank was on record when the host was booted anew."""
+    try:
+        before = json.loads((state / RECORD).read_text())["boot_id"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return isinstance(before, str) and boot_changed(before, root.text(BOOT_ID))
 
 
 def boot_changed(before: str | None, now: str | None) -> bool:
