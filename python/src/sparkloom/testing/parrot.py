@@ -1,8 +1,8 @@
 """A tiny language model that knows a handful of answers by heart, made in under a minute on one core.
 
 Chaos tests need an engine whose answers can be wrong: a random model cannot be, a real one takes minutes to
-load on shared cores. This is a two-layer Llama over bytes, trained to repeat the answers below; it splits
-over two ranks. It is real vLLM that serves it.
+load on shared cores. This is a two-layer Llama, trained to repeat the answers below; two ranks can share it.
+Its tokens are the pieces of these texts, so an answer takes few steps. It is real vLLM that serves it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ TEMPLATE = (
     "{%- for m in messages -%}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{%- endfor -%}"
     "{%- if add_generation_prompt -%}<|assistant|>{%- endif -%}"
 )
+VOCABULARY = 512  # 256 bytes, the special tokens, the pieces of the answers
+FORM = 2  # of the folder's content: one of an older form is made anew
 SPECIAL = ["<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>"]
 VILLAGE = (
     "The village lies where the river slows. Low stone houses face the water, boats rest on the mud, and an "
@@ -37,24 +39,29 @@ def make(folder: Path, *, steps: int = 400, seed: int = 0) -> Path:
     Raises:
         RuntimeError: after training an answer is still not the one to learn.
     """
-    if (folder / "parrot.json").is_file():
+    if _made(folder):
         return folder
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
     torch.manual_seed(seed)
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    raw = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(alphabet)}, merges=[]))
-    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    raw = Tokenizer(models.BPE())
+    raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     raw.decoder = decoders.ByteLevel()
-    raw.add_special_tokens(SPECIAL)
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        special_tokens=SPECIAL,
+        show_progress=False,
+    )
+    raw.train_from_iterator([*ANSWERS, *ANSWERS.values()], trainer)
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=raw, pad_token="<|pad|>", eos_token="<|end|>", model_max_length=2048
     )
     tokenizer.chat_template = TEMPLATE
     config = LlamaConfig(
-        vocab_size=320,
+        vocab_size=VOCABULARY,
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=2,
@@ -82,7 +89,7 @@ def make(folder: Path, *, steps: int = 400, seed: int = 0) -> Path:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-        if step > 40 and float(loss) < 2e-3:
+        if step > 40 and float(loss.detach()) < 2e-3:
             break
     model.eval()
     wrong = [q for q, a in ANSWERS.items() if answer(model, tokenizer, q) != a]
@@ -91,8 +98,17 @@ def make(folder: Path, *, steps: int = 400, seed: int = 0) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    fsio.write_json(folder / "parrot.json", {"answers": ANSWERS, "loss": float(loss), "steps": step + 1})
+    about = {"form": FORM, "answers": ANSWERS, "loss": float(loss.detach()), "steps": step + 1}
+    fsio.write_json(folder / "parrot.json", about)
     return folder
+
+
+def _made(folder: Path) -> bool:
+    """Whether the folder holds a whole parrot of this form."""
+    try:
+        return bool(json.loads((folder / "parrot.json").read_text()).get("form") == FORM)
+    except (OSError, ValueError):
+        return False
 
 
 def _row(tokenizer: Any, question: str, reply: str) -> tuple[list[int], int]:

@@ -100,7 +100,12 @@ def short_flap(world: World) -> None:
 
 
 def stale_rank(world: World) -> None:
-    """The worker's agent and keeper vanish, its rank lives on: the next agent must find and end it."""
+    """The worker's agent and keeper vanish, its rank lives on: the next agent must find and end it.
+
+    Real ranks are stopped first: a process of vLLM that can run notices that its parent is gone and ends.
+    """
+    if not world.stub:
+        world.signal_rank("worker", signal.SIGSTOP)
     for keeper in world.keepers("worker"):  # first: it would end the rank when its agent dies
         procs.send(keeper, signal.SIGKILL)
     world.kill_agent("worker")

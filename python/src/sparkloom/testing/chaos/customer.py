@@ -75,7 +75,7 @@ class Customer:
             return "refused"
         # A connection for each question: one that is kept would hide a head that listens no more.
         try:
-            with httpx.Client(timeout=self.timeout, trust_env=False) as http:
+            with httpx.Client(timeout=self.timeout, trust_env=False, verify=False) as http:
                 response = http.post(self.url + "/v1/chat/completions", json=self.body)
             if response.status_code != 200:
                 return "lost"

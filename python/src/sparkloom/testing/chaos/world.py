@@ -97,6 +97,8 @@ class World:
     def __exit__(self, *_: object) -> None:
         if self.customer is not None:
             self.customer.stop()
+        for p in self.rank_processes():  # nobody waits for their orderly end any more
+            procs.send(p, signal.SIGKILL)
         for name in NAMES:
             agent = self.agents.get(name)
             if agent is not None and agent.poll() is None:
@@ -183,7 +185,12 @@ class World:
         if self.stub:
             values["engine"]["command"] = [sys.executable, "-m", "sparkloom.testing.stub_rank"]
         else:
-            values["engine"]["command"] = [*self.options.wrap, sys.executable, "-m", "sparkloom.vllm.serve"]
+            values["engine"]["command"] = [
+                *self.options.wrap,
+                sys.executable,
+                "-m",
+                "sparkloom.testing.forked_serve",
+            ]
         for source in (self.options.cluster, changes):
             for section, more in source.items():
                 values[section] = {**values.get(section, {}), **more} if isinstance(more, dict) else more
@@ -253,9 +260,7 @@ class World:
         with Remote(self.socket(name)) as remote:
             return remote.order(kind)
 
-    def until(
-        self, what: str, ended: Callable[[dict[str, Any]], bool], seconds: float, every: float = 0.05
-    ) -> dict[str, Any]:
+    def until(self, what: str, ended: Callable[[dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
         """Wait for a status.
 
         Raises:
@@ -267,7 +272,7 @@ class World:
             view = self.status() or view
             if view and ended(view):
                 return view
-            time.sleep(every)
+            time.sleep(0.05 if self.stub else 0.2)
         raise SparkloomError(
             f"{what} did not come within {seconds:g} s (phase {view.get('phase')})",
             detail=json.dumps(view.get("reason")) + "\n" + self.tails(),
