@@ -90,6 +90,7 @@ let
         --volume ${values.state_directory}:${values.state_directory} \
         --volume ${values.cache_directory}:${values.cache_directory} \
         --volume ${cluster.model.path}:${cluster.model.path}:ro \
+        ${lib.optionalString (cluster.ablit.method != "none") "--volume ${cluster.ablit.path}:${cluster.ablit.path}:ro"} \
         --env CREDENTIALS_DIRECTORY="$credentials" --env WATCHDOG_USEC \
         ${lib.escapeShellArg cluster.engine.image} ${values.cluster} --node ${lib.escapeShellArg cfg.node}
     '';

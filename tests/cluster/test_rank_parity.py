@@ -59,6 +59,12 @@ PLAIN: dict[str, list[Any]] = {
     "serving.exl3_backend": ["cuda"],
     "vision.enabled": [False],
     "vision.max_videos": [1],
+    "ablit.donor_repo": ["a/b"],
+    "ablit.donor_revision": ["0" * 40],
+    "ablit.tensor": ["layers.{layer}.weight"],
+    "ablit.donor_tensor": ["layers.{layer}.weight"],
+    "ablit.path": ["/srv/ablit"],
+    "ablit.manifest_sha256": ["0" * 64],
     "api.host": ["127.0.0.2"],
     "api.key_file": ["/etc/sparkloom/api.key"],
     "api.allowed_origins": [["https://chat.example.org"]],
@@ -92,6 +98,14 @@ PLAIN: dict[str, list[Any]] = {
     "engine.extra_env": [{"VLLM_LOGGING_LEVEL": "DEBUG"}],
 }
 FIXED = {"schema_version", "model.geometry", "engine.platform", "engine.runtime", "engine.moe_backend"}
+FIXED |= {"ablit.method"}  # never alone: with its companions in EDITED
+EDITED = {
+    "method": "projection",
+    "accept_behaviour_change": True,
+    "donor_repo": "a/b",
+    "donor_revision": "0" * 40,
+    "manifest_sha256": "0" * 64,
+}
 FIXED |= {"serving.chunked_prefill", "drafter.kv_cache_dtype", "drafter.attention_backend", "api.exposure"}
 
 
@@ -128,6 +142,12 @@ def test_every_option_reaches_both_ranks(path: str) -> None:
         check_parity(*both(put(copy.deepcopy(PAIR), path, value)))
 
 
+def test_weight_edit_reaches_both_ranks() -> None:
+    head, worker = both({**copy.deepcopy(PAIR), "ablit": EDITED})
+    check_parity(head, worker)
+    assert head.env["SPARKLOOM_ABLIT"] == worker.env["SPARKLOOM_ABLIT"]
+
+
 @given(
     st.dictionaries(st.sampled_from(sorted(PLAIN)), st.integers(0, 3), max_size=8),
     st.integers(0, 1),
@@ -153,6 +173,7 @@ def test_combinations_reach_both_ranks(choice: dict[str, int], rails: int, dflas
 def test_everything_that_is_written_is_owned() -> None:
     """Extra flags and variables cannot override what the cluster file decides."""
     documents = [PAIR, {**PAIR, "drafter": DFLASH}, {**PAIR, "profile": "text-only"}]
+    documents.append({**PAIR, "ablit": EDITED})
     for path, chosen in PLAIN.items():
         if not path.startswith("engine.extra"):
             documents.extend(put(copy.deepcopy(PAIR), path, value) for value in chosen)

@@ -18,6 +18,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "probe": ("sparkloom.cli.probe", "checked answers from an OpenAI server"),
     "units": ("sparkloom.cli.units", "write the systemd units of one node (DGX OS)"),
     "weights": ("sparkloom.cli.weights", "fetch, verify, bundle and share the pinned weights"),
+    "ablit": (
+        "sparkloom.cli.ablit",
+        "weight edits at load, off by default",
+    ),
     "doctor": ("sparkloom.cli.doctor", "every check in order, one verdict, the next step"),
     "preflight": ("sparkloom.cli.preflight", "is this node ready for a rank?"),
     "capture": ("sparkloom.cli.capture", "save what the checks read, redacted, to send or to test with"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Interface
 from typing import Any
 
+from sparkloom.cluster.ablit import Method
 from sparkloom.cluster.model import DrafterKind
 from sparkloom.cluster.nodes import Role
 from sparkloom.cluster.operation import Exposure, Platform, Runtime
@@ -47,7 +48,7 @@ class Problem:
 def check(cluster: Cluster) -> list[Problem]:
     """All problems of a structurally valid cluster, in file order."""
     found: list[Problem] = []
-    for rule in (_nodes, _rails, _ports, _drafter, _api, _agent, _engine):
+    for rule in (_nodes, _rails, _ports, _drafter, _ablit, _api, _agent, _engine):
         found += rule(cluster)
     from sparkloom.cluster.forbidden import forbidden
 
@@ -165,6 +166,38 @@ def _drafter(cluster: Cluster) -> Iterator[Problem]:
             False,
             "the DFlash2 weights are CC BY-NC-ND 4.0: non-commercial use only, no derivatives",
             'set it to true if your use is non-commercial, or choose "kind": "mtp"',
+        )
+
+
+def _ablit(cluster: Cluster) -> Iterator[Problem]:
+    ablit = cluster.ablit
+    if ablit.method is Method.none:
+        return
+    if not ablit.accept_behaviour_change:
+        yield Problem(
+            "ablit.accept_behaviour_change",
+            False,
+            "edited weights answer differently; quality and acceptance must be measured again",
+            'set it to true if that is what you want, or "method" to "none"',
+        )
+    for field, example in (("donor_repo", '"OWNER/NAME"'), ("donor_revision", "all 40 digits of a commit")):
+        if getattr(ablit, field) is None:
+            yield Problem(
+                f"ablit.{field}", None, f"the method {ablit.method.value} needs a donor", f"give {example}"
+            )
+    if ablit.last_layer < ablit.first_layer:
+        yield Problem(
+            "ablit.last_layer",
+            ablit.last_layer,
+            f"before first_layer ({ablit.first_layer}): no layer would be edited",
+            "give the last layer of the range, itself included",
+        )
+    if ablit.least_change >= ablit.most_change:
+        yield Problem(
+            "ablit.least_change",
+            ablit.least_change,
+            f"not below most_change ({ablit.most_change:g}): no change would be believed",
+            "give a smaller bound",
         )
 
 

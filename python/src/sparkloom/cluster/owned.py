@@ -141,6 +141,7 @@ OWNED_ENV: dict[str, str] = {
     "SPARKLOOM_EXL3_BACKEND": "serving.exl3_backend",
     "SPARKLOOM_CLUSTER_DIGEST": "nothing: it is computed",
     "SPARKLOOM_PATCHES": "patches",
+    "SPARKLOOM_ABLIT": "ablit",
     "PYTHONPATH": "engine.command",
     "LD_PRELOAD": "nothing: it would change the process unseen",
 }

@@ -43,6 +43,10 @@ def shared_env(cluster: Cluster, final: Settings) -> dict[str, str]:
         "SPARKLOOM_PATCHES": patches_json(cluster, final),
         "SPARKLOOM_CLUSTER_DIGEST": digest(cluster),
     }
+    from sparkloom.ablit.spec import ENV, optional, pinned
+
+    if (edit := optional(cluster)) is not None:
+        env[ENV] = pinned(edit).as_env()
     threads = engine.omp_threads
     if engine.platform is Platform.cpu:
         env["OMP_NUM_THREADS"] = str(threads or 1)

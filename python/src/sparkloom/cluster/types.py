@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from sparkloom.cluster.ablit import Ablit
 from sparkloom.cluster.base import Name, Section
 from sparkloom.cluster.model import Drafter, Model
 from sparkloom.cluster.nodes import Fabric, Node, Rendezvous, Role
@@ -48,6 +49,8 @@ class Cluster(Section):
     """Images and videos."""
     patches: Patches = Field(default_factory=Patches)
     """Switches of this project's changes to vLLM."""
+    ablit: Ablit = Field(default_factory=Ablit)
+    """Weight edits at load; off by default."""
     memory: Memory = Field(default_factory=Memory)
     """Memory policy and the estimates of the plan."""
     api: Api = Field(default_factory=Api)

@@ -203,7 +203,7 @@ NOTES: list[tuple[str, str]] = [
     (r"GLM53_WARMUP_\w+", "ready only after checked answers: see probe"),
     (r"GLM53_DISPLAY_KV\w*|\w+_DRM_CARD", "borrows the screen's memory; not offered"),
     (r"OFFLOAD_\w+|GLM53_KV_OFFLOAD\w*", "no tier below the pool yet"),
-    (r"ABLIT\w*", "weight edits are no serving setting"),
+    (r"ABLIT\w*", "write the section ablit by hand and accept the change: docs/ablit.md"),
     (
         r"TP3_HEAD_OVERRIDE|ENABLE_EXPERT_PARALLEL|MM_ENCODER_TP_MODE|HAREM_KDA_FLASHKDA",
         "belongs to three nodes; see docs/knobs.md",

@@ -20,11 +20,12 @@ def register() -> None:
         return
     from vllm.model_executor.layers.quantization import register_quantization_config
 
-    from sparkloom.vllm import cpu, hooks, spin
+    from sparkloom.vllm import ablit, cpu, hooks, spin
     from sparkloom.vllm.config import Exl3Config
 
     register_quantization_config("exl3")(Exl3Config)
     cpu.install()
     spin.install()
     hooks.install()
+    ablit.install()
     _registered = True

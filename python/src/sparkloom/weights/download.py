@@ -42,6 +42,14 @@ class Options:
     stop: threading.Event = field(default_factory=threading.Event)
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Bytes of a larger remote file that make a local one: as many from `start` as the entry's size."""
+
+    path: str
+    start: int
+
+
 class Broken(Exception):
     """An attempt that ended early; `final` says that this source can not help."""
 
@@ -76,11 +84,12 @@ def download(
     options: Options,
     progress: Callable[[int], None] = lambda count: None,
     note: Callable[[str], None] = lambda text: None,
+    span: Span | None = None,
 ) -> str | None:
     """Fetch one file to `folder`; returns its hash, or `None` when none is published.
 
     Bytes of an earlier run are kept and asked for by range. The file appears under its name only when size
-    and hash are right.
+    and hash are right. With a `span` only these bytes of the remote file are asked for.
 
     Raises:
         SparkloomError: every source failed (6), or all sources have other bytes than published (3).
@@ -95,7 +104,7 @@ def download(
             with _Part(path, entry, progress) as part:
                 resumed = part.done > 0
                 try:
-                    _fill(client, source, part, options, note)
+                    _fill(client, source, part, options, note, span)
                 except Broken as broken:
                     failures.append(f"{source.label}: {broken}")
                     break
@@ -178,14 +187,19 @@ class _Part:
 
 
 def _fill(
-    client: httpx.Client, source: Source, part: _Part, options: Options, note: Callable[[str], None]
+    client: httpx.Client,
+    source: Source,
+    part: _Part,
+    options: Options,
+    note: Callable[[str], None],
+    span: Span | None = None,
 ) -> None:
     """Ask again and again until the part has all bytes, or an attempt brought none too often."""
     best, idle, size = part.done, 0, part.entry.size
     while part.done < size:
         wait_s = 0.0
         try:
-            _attempt(client, source, part, options)
+            _attempt(client, source, part, options, span)
             reason = f"ended after {part.done} of {size} bytes"
         except Broken as broken:
             if broken.final:
@@ -203,14 +217,22 @@ def _fill(
             raise Broken("stopped", final=True)
 
 
-def _attempt(client: httpx.Client, source: Source, part: _Part, options: Options) -> None:
+def _attempt(
+    client: httpx.Client, source: Source, part: _Part, options: Options, span: Span | None = None
+) -> None:
     """One request for the bytes that are missing."""
-    headers = {"Range": f"bytes={part.done}-"} if part.done else {}
+    first = part.done + (span.start if span else 0)
+    headers = {"Range": f"bytes={first}-"} if first else {}
+    if span:
+        headers["Range"] = f"bytes={first}-{span.start + part.entry.size - 1}"
     if options.token and not source.peer:
         headers["Authorization"] = f"Bearer {options.token}"
     try:
-        with client.stream("GET", source.url(part.entry.path), headers=headers) as response:
-            _judge_status(response, part.done)
+        url = source.url(span.path if span else part.entry.path)
+        with client.stream("GET", url, headers=headers) as response:
+            _judge_status(response, first)
+            if span and response.status_code == 200:
+                raise Broken("the server gives no byte ranges, only whole files", final=True)
             if part.done and response.status_code == 200:  # the server gives no ranges
                 part.reset()
             for chunk in response.iter_raw():  # no chunk size: a cut would lose what is not yet a chunk
