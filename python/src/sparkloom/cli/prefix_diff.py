@@ -26,20 +26,21 @@ def prefix_diff(
     format: FormatOption = Format.text,
 ) -> None:
     """Compare two request bodies under the served chat template."""
-    from sparkloom.prefix.doctor import compare
+    from sparkloom.prefix.doctor import compare, responsible
     from sparkloom.prefix.render import Renderer, load_body
 
     a, b = load_body(first), load_body(second)
     renderer = Renderer(model)
     text_a, tokens_a = renderer.render(a)
     text_b, tokens_b = renderer.render(b)
-    found = compare(a, b, text_a, text_b, tokens_a, tokens_b, block)
+    place = responsible(renderer.text, a, b)
+    found = compare(a, b, text_a, text_b, tokens_a, tokens_b, block, place)
     seconds = None if prefill_rate is None else round(found.lost_tokens / prefill_rate, 2)
     if format is Format.json:
         print_json({**found.as_dict(), "block": block, "lost_seconds": seconds})
         return
-    place = "none" if found.token is None else f"token {found.token} (character {found.character})"
-    print(f"first difference: {place}, field {found.where}")
+    shown = "none" if found.token is None else f"token {found.token} (character {found.character})"
+    print(f"first difference: {shown}, field {found.where}")
     if found.token is not None:
         print(f"  A: {found.context_a}")
         print(f"  B: {found.context_b}")

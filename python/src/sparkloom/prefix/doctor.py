@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -96,6 +97,71 @@ def effort(body: Body) -> Any:
     return (body.get("reasoning_effort"), kwargs.get("reasoning_effort"), kwargs.get("enable_thinking"))
 
 
+def parts(a: Body, b: Body) -> list[tuple[str | int, ...]]:
+    """Paths of the parts of two bodies that differ and may reach the prompt: messages one by one."""
+    found: list[tuple[str | int, ...]] = [
+        (key,)
+        for key in dict.fromkeys([*a, *b])
+        if key not in ("messages", "chat_template_kwargs") and a.get(key) != b.get(key)
+    ]
+    old, new = a.get("chat_template_kwargs") or {}, b.get("chat_template_kwargs") or {}
+    found += [("chat_template_kwargs", k) for k in dict.fromkeys([*old, *new]) if old.get(k) != new.get(k)]
+    messages = a.get("messages") or [], b.get("messages") or []
+    for i in range(max(map(len, messages))):
+        if messages[0][i : i + 1] != messages[1][i : i + 1]:
+            found.append(("messages", i))
+    return found
+
+
+def taken(a: Body, b: Body, part: tuple[str | int, ...]) -> Body:
+    """`b` with one part as `a` has it (absent where it has none)."""
+    out = copy.deepcopy(b)
+    if part[0] == "messages":
+        i = int(part[1])
+        out["messages"][i : i + 1] = copy.deepcopy(a["messages"][i : i + 1])
+        return out
+    old, new = a, out
+    for key in part[:-1]:
+        old, new = old.get(str(key)) or {}, new.setdefault(str(key), {})
+    if part[-1] in old:
+        new[str(part[-1])] = copy.deepcopy(old[str(part[-1])])
+    else:
+        new.pop(str(part[-1]), None)
+    return out
+
+
+def responsible(render: Callable[[Body], str], a: Body, b: Body) -> str | None:
+    """JSON path of the part whose difference stands first in the rendered prompts; None if none does.
+
+    Each differing part of `b` is put back to what `a` says, alone; the one that moves the first difference
+    farthest is it. Fields that the template does not render can so never be blamed.
+    """
+    text = render(a)
+    at = first_difference(text, render(b))
+    best: tuple[int, tuple[str | int, ...]] | None = None
+    for part in parts(a, b):
+        try:
+            moved = first_difference(text, render(taken(a, b, part)))
+        except Exception:  # a template may refuse the mixture, for example roles out of turn
+            continue
+        if moved > at and (best is None or moved > best[0]):
+            best = moved, part
+    if best is None:
+        return None
+    path, old, new = "$", a, b
+    for key in best[1]:
+        path += f"[{key}]" if isinstance(key, int) else f".{key}"
+        old, new = inside(old, key), inside(new, key)
+    return first_path(old, new, path) or path
+
+
+def inside(value: Any, key: str | int) -> Any:
+    """An element of a list or object; None where there is none."""
+    if isinstance(value, list):
+        return value[int(key)] if int(key) < len(value) else None
+    return value.get(key) if isinstance(value, dict) else None
+
+
 def around(text: str, at: int, reach: int = 40) -> str:
     """Text near a place, one line."""
     return text[max(0, at - reach) : at + reach].replace("\n", "\\n")
@@ -143,11 +209,11 @@ CAUSES: dict[str, tuple[str, str]] = {
 }
 
 
-def cause_of(a: Body, b: Body, text_a: str, text_b: str, at: int, where: str) -> str:
-    """Name the cause of a difference at character `at`."""
-    if effort(a) != effort(b):
+def cause_of(a: Body, b: Body, text_a: str, text_b: str, at: int, where: str, *, sure: bool = False) -> str:
+    """Name the cause of a difference at character `at`; with `sure`, `where` is known to be the place."""
+    if where.startswith(("$.reasoning_effort", "$.chat_template_kwargs")) if sure else effort(a) != effort(b):
         return "effort"
-    if json.dumps(a.get("tools")) != json.dumps(b.get("tools")):
+    if where.startswith("$.tools") if sure else json.dumps(a.get("tools")) != json.dumps(b.get("tools")):
         return "tools"
     words = (word_at(text_a, at), word_at(text_b, at))
     if all(IDENTIFIER.search(w) for w in words):
@@ -175,6 +241,7 @@ def compare(
     tokens_a: Sequence[Piece],
     tokens_b: Sequence[Piece],
     block: int,
+    place: str | None = None,
 ) -> Difference:
     """Compare two rendered requests.
 
@@ -183,16 +250,17 @@ def compare(
         text_a, text_b: their rendered prompts.
         tokens_a, tokens_b: their tokens.
         block: tokens of a cache block; only whole blocks are re-used.
+        place: from `responsible`; without it the first differing field of the bodies is taken.
     """
     shared = first_difference([t.id for t in tokens_a], [t.id for t in tokens_b])
     at = first_difference(text_a, text_b)
-    where = first_path(a, b) or "$"
+    where = place or first_path(a, b) or "$"
     if shared == len(tokens_a) == len(tokens_b):
         cause = "same"
     elif shared == len(tokens_a):
         cause = "append"
     else:
-        cause = cause_of(a, b, text_a, text_b, at, where)
+        cause = cause_of(a, b, text_a, text_b, at, where, sure=place is not None)
     reusable = shared // block * block
     explanation, mend = CAUSES[cause]
     return Difference(

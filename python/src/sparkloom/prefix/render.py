@@ -82,14 +82,58 @@ class Renderer:
                 mend="give the folder of a chat model, or add chat_template.jinja",
             )
 
-    def render(self, body: Body) -> tuple[str, list[Piece]]:
-        """The prompt's text and tokens, as the server would build them."""
+    def text(self, body: Body) -> str:
+        """The prompt's text, as the server would build it.
+
+        Raises:
+            SparkloomError: the template refuses the request.
+        """
         kwargs: dict[str, Any] = dict(body.get("chat_template_kwargs") or {})
         if body.get("reasoning_effort") is not None:
             kwargs.setdefault("reasoning_effort", body["reasoning_effort"])
-        text = self.tokenizer.apply_chat_template(
-            body["messages"], tools=body.get("tools"), tokenize=False, add_generation_prompt=True, **kwargs
-        )
+        try:
+            return str(
+                self.tokenizer.apply_chat_template(
+                    openai_as_template(body["messages"]),
+                    tools=body.get("tools"),
+                    tokenize=False,
+                    add_generation_prompt=True,
+                    **kwargs,
+                )
+            )
+        except Exception as error:
+            raise SparkloomError(
+                f"the chat template refuses this request: {error}",
+                field="messages",
+                mend="a server would refuse it as well: correct roles, tool calls or content",
+            ) from error
+
+    def render(self, body: Body) -> tuple[str, list[Piece]]:
+        """The prompt's text and tokens, as the server would build them."""
+        text = self.text(body)
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         spans = encoded["offset_mapping"]
         return text, [Piece(i, s, e) for i, (s, e) in zip(encoded["input_ids"], spans, strict=True)]
+
+
+def openai_as_template(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages as servers hand them to templates: arguments of tool calls as objects, not JSON text."""
+    out = []
+    for message in messages:
+        calls = message.get("tool_calls")
+        if isinstance(calls, list):
+            message = {**message, "tool_calls": [as_object(call) for call in calls]}
+        out.append(message)
+    return out
+
+
+def as_object(call: Any) -> Any:
+    """A tool call whose arguments are an object where they are JSON text of one."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        value = json.loads(function["arguments"] or "{}")
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": value}} if isinstance(value, dict) else call
