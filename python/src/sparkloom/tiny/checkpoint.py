@@ -198,20 +198,35 @@ def vision(make: Maker, hidden: int) -> dict[str, Array]:
     return found
 
 
-def tensors(shape: Shape, seed: int = 0, used: int = 399) -> Iterator[tuple[str, Array]]:
+def ring_after(token: int, used: int, ring: int = RING) -> int:
+    """The token that the output head favours after `token`: the next of its ring.
+
+    Args:
+        token: an id that is not special.
+        used: how many of the vocabulary's ids the tokenizer has.
+        ring: tokens of a ring.
+    """
+    start = len(tokenizer.SPECIAL)
+    first = start + (token - start) // ring * ring
+    return first + (token - first + 1) % min(ring, used - first)
+
+
+def tensors(
+    shape: Shape, seed: int = 0, used: int = 399, *, ring: int = RING, pull: float = PULL
+) -> Iterator[tuple[str, Array]]:
     """Every tensor of the checkpoint, float32 where it is to be stored as bfloat16 or float32.
 
     Args:
         used: how many of the vocabulary's ids the tokenizer has.
+        ring: tokens of a ring.
+        pull: how strongly the output head favours the next token of the ring.
     """
     make = Maker(seed)
     embed = make.normal(shape.vocab, shape.hidden)
     head = make.normal(shape.vocab, shape.hidden)
     plain = range(len(tokenizer.SPECIAL), used)
     for token in plain:
-        first = plain.start + (token - plain.start) // RING * RING
-        after = first + (token - first + 1) % min(RING, plain.stop - first)
-        head[after] += PULL * embed[token] / np.linalg.norm(embed[token])
+        head[ring_after(token, used, ring)] += pull * embed[token] / np.linalg.norm(embed[token])
     head[: plain.start] *= 0.2  # special and unused tokens are seldom the best
     head[plain.stop :] *= 0.2
     root = "model.language_model."
@@ -262,8 +277,13 @@ def ours(name: str) -> bool:
     )
 
 
-def write(folder: Path, *, shape: Shape | None = None, seed: int = 0) -> dict[str, Any]:
+def write(
+    folder: Path, *, shape: Shape | None = None, seed: int = 0, ring: int = RING, pull: float = PULL
+) -> dict[str, Any]:
     """Write the whole checkpoint to `folder`.
+
+    Args:
+        ring, pull: see `tensors`.
 
     Returns:
         What was written: number of tensors and shards, bytes.
@@ -283,7 +303,9 @@ def write(folder: Path, *, shape: Shape | None = None, seed: int = 0) -> dict[st
         old.unlink()
     shape = shape or Shape()
     special, used = tokenizer.write(folder, shape.vocab)
-    everything = [(name, stored(name, tensor)) for name, tensor in tensors(shape, seed, used)]
+    everything = [
+        (name, stored(name, tensor)) for name, tensor in tensors(shape, seed, used, ring=ring, pull=pull)
+    ]
     total = sum(bits.nbytes for _, (_, bits) in everything)
     shards: list[dict[str, tuple[str, Array]]] = [{} for _ in range(SHARDS)]
     at = 0

@@ -1,0 +1,172 @@
+"""The matrix's tiny models, made on the machine in seconds: random weights, real names and per-head sizes.
+
+| folder | what |
+|---|---|
+| `glm` | GLM-5.3-Flash, text only, EXL3 experts, an MTP layer whose drafts are often right |
+| `glm-dense` | the same weights, decoded to bfloat16 |
+| `glm-hf` | the dense weights under the names that transformers reads: the teacher |
+| `qwen`, `qwen-dense` | Qwen3-MoE, EXL3 experts and decoded |
+| `draft-anchor`, `draft-conv`, `draft-context` | DFlash2 drafts that hit (`drafts.py`) |
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from gpumatrix import drafts
+from sparkloom.tiny.shape import Shape
+
+RING, PULL = 16, 2.4
+GLM = Shape(
+    hidden=512,
+    dense=512,
+    expert=128,
+    head=256,
+    kda_head=128,
+    q_rank=256,
+    index_topk=2048,
+)
+"""True per-head sizes: latent heads of 256, linear heads of 128, 16 index heads of 128, pools of 4."""
+POSITIONS = 131_072
+ALL = ("glm", "glm-dense", "glm-hf", "qwen", "qwen-dense", "draft-anchor", "draft-conv", "draft-context")
+
+
+def make(folder: Path) -> dict[str, Any]:
+    """Make every model under `folder`; what is there already stays. Returns the facts that rows need."""
+    facts_file = folder / "facts.json"
+    if facts_file.exists():
+        found: dict[str, Any] = json.loads(facts_file.read_text())
+        return found
+    from sparkloom.tiny.checkpoint import write
+    from sparkloom.vllm.dense import write_dense
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (*ALL, "raw"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    write(folder / "raw", shape=GLM, ring=RING, pull=PULL)
+    used = len(json.loads((folder / "raw" / "tokenizer.json").read_text())["model"]["vocab"])
+    edit_config(folder / "raw", layer_kinds)
+    write_dense(folder / "raw", folder / "glm-hf")
+    text_only(folder / "raw", folder / "glm")
+    text_only(folder / "glm-hf", folder / "glm-dense")
+    write_qwen(folder / "qwen")
+    for extra in (folder / "raw").glob("tokenizer*"):
+        shutil.copy(extra, folder / "qwen")
+    shutil.rmtree(folder / "raw")
+    write_dense(folder / "qwen", folder / "qwen-dense")
+    for source in drafts.SOURCES:
+        drafts.write(folder / f"draft-{source}", folder / "glm-hf", GLM.hidden, GLM.vocab, used, RING, source)
+    facts = {"used": used, "ring": RING, "vocab": GLM.vocab}
+    facts_file.write_text(json.dumps(facts))
+    return facts
+
+
+def edit_config(folder: Path, change: Any) -> None:
+    """Apply `change` to the text part of config.json."""
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    change(config.get("text_config", config))
+    path.write_text(json.dumps(config, indent=1))
+
+
+def layer_kinds(text: dict[str, Any]) -> None:
+    """The name of the sparse layers that the transformers here knows (renamed in 5.19); more positions."""
+    from importlib.metadata import version
+
+    release = tuple(int(part) for part in version("transformers").split(".")[:2])
+    if release < (5, 19):
+        text["layer_types"] = [
+            "deepseek_sparse_attention" if kind == "indexed_attention" else kind
+            for kind in text["layer_types"]
+        ]
+    text["max_position_embeddings"] = POSITIONS
+
+
+def text_only(source: Path, target: Path) -> None:
+    """Keep the text tower and the MTP layer, as architecture `Glm5NextForCausalLM`."""
+    from safetensors.torch import load_file, save_file
+
+    target.mkdir()
+    for extra in source.iterdir():
+        if extra.name.startswith(("tokenizer", "chat_template", "generation_config")):
+            shutil.copy(extra, target)
+    weights = {}
+    for shard in sorted(source.glob("*.safetensors")):
+        for name, tensor in load_file(shard).items():
+            if ".visual." not in name:
+                weights[name.replace("model.language_model.", "model.")] = tensor
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((source / "config.json").read_text())
+    config["architectures"] = ["Glm5NextForCausalLM"]
+    (target / "config.json").write_text(json.dumps(config, indent=1))
+
+
+def write_qwen(folder: Path) -> None:
+    """Qwen3-MoE: 3 layers, 8 experts of 128, EXL3 of 4 bits from random bits."""
+    import numpy as np
+    import torch
+    from safetensors.torch import save_file
+
+    from sparkloom.tiny.checkpoint import Maker
+
+    hidden, heads, kv, head, experts, wide, layers, vocab = 256, 4, 2, 64, 8, 128, 3, 512
+    make = Maker(3)
+    found: dict[str, Any] = {
+        "model.embed_tokens.weight": make.normal(vocab, hidden, std=0.4),
+        "model.norm.weight": np.ones(hidden, np.float32),
+        "lm_head.weight": make.normal(vocab, hidden),
+    }
+    for layer in range(layers):
+        root = f"model.layers.{layer}."
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            found[f"{root}{name}.weight"] = np.ones(hidden, np.float32)
+        for name, rows in (("q", heads * head), ("k", kv * head), ("v", kv * head)):
+            found[f"{root}self_attn.{name}_proj.weight"] = make.normal(rows, hidden)
+        found[f"{root}self_attn.o_proj.weight"] = make.normal(hidden, heads * head)
+        for name in ("q_norm", "k_norm"):
+            found[f"{root}self_attn.{name}.weight"] = np.ones(head, np.float32)
+        found[f"{root}mlp.gate.weight"] = make.normal(experts, hidden)
+        for e in range(experts):
+            shared = make.signs(hidden)
+            parts = {
+                "gate_proj": make.exl3(hidden, wide, 4, 0.05, shared),
+                "up_proj": make.exl3(hidden, wide, 4, 0.05, shared),
+                "down_proj": make.exl3(wide, hidden, 4, 0.05),
+            }
+            for part, tensors in parts.items():
+                for kind, tensor in tensors.items():
+                    found[f"{root}mlp.experts.{e}.{part}.{kind}"] = tensor
+    folder.mkdir()
+    stored = {}
+    for name, array in found.items():
+        tensor = torch.from_numpy(np.ascontiguousarray(array).reshape(np.shape(array)))
+        stored[name] = tensor.bfloat16() if tensor.dtype == torch.float32 else tensor
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "dtype": "bfloat16",
+        "vocab_size": vocab,
+        "hidden_size": hidden,
+        "intermediate_size": wide,
+        "moe_intermediate_size": wide,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv,
+        "head_dim": head,
+        "num_experts": experts,
+        "num_experts_per_tok": 2,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10000.0,
+        "hidden_act": "silu",
+        "max_position_embeddings": 8192,
+        "tie_word_embeddings": False,
+        "quantization_config": {"quant_method": "exl3", "bits": 4, "codebook": "mcg"},
+    }
+    (folder / "config.json").write_text(json.dumps(config, indent=1))
