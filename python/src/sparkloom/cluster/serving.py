@@ -135,8 +135,7 @@ class Patches(Section):
     a patched vLLM: without the patch a rank refuses to start."""
     draft_kv_block_tokens: Annotated[int, Field(ge=256, le=16_384)] | None = None
     """KV block of the DFlash2 drafter in tokens; must divide the manager block of 4608. 2304 lowers the
-    pool's stride from 47.2 to 34.9 MB (+35 % blocks). null: the manager block. Needs a patched vLLM:
-    without the patch a rank refuses to start."""
+    pool's stride from 47.2 to 34.9 MB (+35 % blocks). null: the manager block."""
     free_indexer_logits: bool = False
     """Free the sparse indexer's logits after each chunk of a prefill (about half of 1 GiB at peak). Needs
     a patched vLLM: without the patch a rank refuses to start."""

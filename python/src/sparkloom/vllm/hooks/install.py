@@ -19,12 +19,12 @@ HOOKS: dict[str, str] = {
     "stop_strings_after_reasoning": "stop_strings",
     "per_request_no_store": "no_store",
     "spin_window_ms": "spin_window",
+    "draft_kv_block_tokens": "draft_block",
 }
 """Option of the cluster file -> module of this package whose `install(value)` does it."""
 
 UNBUILT: dict[str, str] = {
     "adaptive_verify_width": "the verify width stays that of the drafter",
-    "draft_kv_block_tokens": "the drafter's cache block stays the manager's",
     "free_indexer_logits": "the indexer's logits live until the next chunk",
     "dense_quantization": "vLLM builds these projections without a quantisation config",
 }
