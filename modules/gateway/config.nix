@@ -1,5 +1,6 @@
 # The gateway's nginx text (what goes into the http block), a pure function of the settings.  vLLM checks its key on
-# some paths only; here every path but /health needs one, and what is not on the list does not exist.
+# some paths only; here every path but /health needs one, and what is not on the list does not exist.  Whether the pair
+# is ready is asked of the agent: the engine's own /health stays 200 beside a dead rank.
 { lib }:
 {
   serverName,
@@ -7,6 +8,7 @@
   certificate,
   certificateKey,
   upstream,
+  readiness,
   stateDirectory,
   routes,
   requestsPerMinute,
@@ -38,15 +40,26 @@ let
         ++ [
           "limit_req zone=sparkloom_requests burst=${toString burst} nodelay;"
           "limit_conn sparkloom_streams ${toString streamsPerKey};"
+          "auth_request /_sparkloom_ready;"
         ]
       )
-      ++ [ "proxy_pass http://sparkloom_engine;" ]
+      ++ (
+        if path == "/health" then
+          # The agent needs no key: neither the client's nor the engine's.
+          [ "proxy_set_header Authorization \"\";" "proxy_pass http://sparkloom_agent/ready;" ]
+        else
+          [ "proxy_pass http://sparkloom_engine;" ]
+      )
     );
 in
 ''
   upstream sparkloom_engine {
     server ${upstream};
     keepalive 16;
+  }
+  upstream sparkloom_agent {
+    server ${readiness};
+    keepalive 4;
   }
 
   map_hash_bucket_size 512;
@@ -91,6 +104,7 @@ in
     error_page 413 @too_large;
     error_page 429 @throttled;
     error_page 502 503 504 @unavailable;
+    error_page 403 =503 @unavailable;
     location @no_key {
       add_header WWW-Authenticate Bearer always;
       ${error 401 "authentication_error" "A valid key is needed: Authorization: Bearer KEY."}
@@ -105,6 +119,19 @@ in
     location @unavailable {
       add_header Retry-After 10 always;
       ${error 503 "overloaded_error" "The model is starting or its queue is full. Retry after the time in Retry-After."}
+    }
+
+    # Nothing new goes to a pair that is not ready or that drains; auth_request knows 2xx and 403 only.
+    location = /_sparkloom_ready {
+      internal;
+      proxy_pass http://sparkloom_agent/ready;
+      proxy_pass_request_body off;
+      proxy_set_header Content-Length "";
+      proxy_set_header Authorization "";
+      error_page 502 503 504 = @not_ready;
+    }
+    location @not_ready {
+      return 403;
     }
 
     ${lib.concatStringsSep "\n    " (lib.concatLists (lib.mapAttrsToList location routes))}

@@ -25,6 +25,11 @@ let
       ;
     listen = "${cfg.address}:${toString cfg.port}";
     upstream = "127.0.0.1:${toString top.cluster.api.port}";
+    readiness = "127.0.0.1:${
+      toString (
+        if top.self != null && top.self.status_port != null then top.self.status_port else top.cluster.agent.status_port
+      )
+    }";
   };
   # One line per key: `NAME KEY`, or `KEY` alone. Writes what nginx includes; no key is ever in an argument.
   keys = pkgs.writeShellApplication {

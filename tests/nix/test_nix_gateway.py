@@ -66,6 +66,28 @@ class Engine:
     seen: list[tuple[str, str, str | None]] = field(default_factory=list)
 
 
+class AgentHandler(BaseHTTPRequestHandler):
+    """The agent's status port: `/ready` and nothing else."""
+
+    protocol_version = "HTTP/1.1"
+    agent: Engine
+
+    def log_message(self, *_: object) -> None:
+        return
+
+    def answer(self) -> None:
+        self.agent.seen.append((self.command, self.path, self.headers.get("Authorization")))
+        status = self.agent.status if self.path == "/ready" else 404
+        text = b"ready\n" if status == 200 else b"not ready\n"
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(text)
+
+    do_GET = do_HEAD = do_POST = answer
+
+
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     engine: Engine
@@ -128,6 +150,7 @@ class Gateway:
 
     port: int
     engine: Engine
+    agent: Engine
     log: Path
 
     def ask(
@@ -153,6 +176,9 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
     engine = Engine(server.server_address[1])
     Handler.engine = engine
     threading.Thread(target=server.serve_forever, daemon=True).start()
+    status = ThreadingHTTPServer(("127.0.0.1", 0), AgentHandler)
+    AgentHandler.agent = Engine(status.server_address[1])
+    threading.Thread(target=status.serve_forever, daemon=True).start()
 
     assert write_keys(folder, f"# keys\nalice {ALICE}\n\nbob {BOB}\n", ENGINE).returncode == 0
     request = (
@@ -165,6 +191,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
         "/run/sparkloom-gateway": str(folder),
         "/etc/sparkloom/tls": str(folder),
         "127.0.0.1:8888": f"127.0.0.1:{engine.port}",
+        "127.0.0.1:8771": f"127.0.0.1:{AgentHandler.agent.port}",
         "0.0.0.0:443": f"127.0.0.1:{port}",
         # So slow that a busy machine cannot make the limit unreachable.
         "rate=120r/m": "rate=12r/m",
@@ -188,11 +215,12 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
                     break
             assert process.poll() is None, process.stderr.read().decode()  # type: ignore[union-attr]
             time.sleep(0.05)
-        yield Gateway(port, engine, folder / "access.log")
+        yield Gateway(port, engine, AgentHandler.agent, folder / "access.log")
     finally:
         process.terminate()
         process.wait(10)
         server.shutdown()
+        status.shutdown()
 
 
 def test_routes_are_the_ones_that_the_api_needs() -> None:
@@ -218,6 +246,11 @@ def test_allowed_routes_want_a_key(gateway: Gateway, path: str) -> None:
         assert gateway.ask(path, method, ALICE.upper(), body)[0] == 401
         assert gateway.engine.seen == []
     status, _, text = gateway.ask(path, method, ALICE, body)
+    if path == "/health":
+        assert (status, text) == (200, b"ready\n")
+        assert gateway.engine.seen == [], "the engine's own /health is green beside a dead rank"
+        assert gateway.agent.seen[-1] == (method, "/ready", None)
+        return
     assert (status, text) == (200, b'{"ok": true}')
     # The engine sees its own key, never the client's.
     assert gateway.engine.seen[-1] == (method, path, f"Bearer {ENGINE}")
@@ -269,6 +302,29 @@ def test_busy_engine_says_when_to_come_back(gateway: Gateway) -> None:
     assert status == 503
     assert int(headers["retry-after"]) > 0
     assert json.loads(text)["error"]["type"] == "overloaded_error"
+
+
+@pytest.mark.parametrize("status", [503, 500])
+def test_a_pair_that_is_not_ready_or_drains_takes_nothing_new(gateway: Gateway, status: int) -> None:
+    """Readiness is the agent's word (`/ready`), for the health route and before every request."""
+    gateway.engine.seen.clear()
+    gateway.agent.status = status
+    try:
+        assert gateway.ask("/health")[0] in (status, 503)
+        if status == 503:
+            for path, method in ROUTES.items():
+                body = "{}" if method == "POST" else None
+                found, headers, text = gateway.ask(path, method, BOB, body)
+                assert found == 503, path
+                if path != "/health":
+                    assert int(headers["retry-after"]) > 0
+                    assert json.loads(text)["error"]["type"] == "overloaded_error"
+                    assert gateway.ask(path, method, "wrong-key-0123456789", body)[0] == 401
+    finally:
+        gateway.agent.status = 200
+    assert gateway.engine.seen == []
+    assert gateway.ask("/v1/models", "GET", BOB)[0] == 200
+    assert {key for _, _, key in gateway.agent.seen} == {None}, "the agent needs no key and gets none"
 
 
 def test_bad_request_of_the_client_keeps_the_engine_s_answer(gateway: Gateway) -> None:
