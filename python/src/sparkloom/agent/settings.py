@@ -107,6 +107,9 @@ def limits_of(cluster: Cluster) -> Limits:
     return Limits(
         beat_s=cluster.agent.heartbeat_seconds,
         lease_s=cluster.agent.lease_seconds,
+        gate_s=deadlines.gate_seconds,
+        drain_s=deadlines.drain_seconds,
+        stable_s=restart.stable_seconds,
         launch_s=max(30.0, deadlines.rendezvous_seconds / 2),
         rendezvous_s=deadlines.rendezvous_seconds,
         weights_s=deadlines.load_seconds,

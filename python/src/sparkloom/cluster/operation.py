@@ -56,8 +56,11 @@ class Agent(Section):
 
 
 class Deadlines(Section):
-    """How long each phase of a start may take. On expiry: stack dump, both ranks stopped, next try."""
+    """How long each phase may take. On expiry of one of a start: stack dump, both ranks stopped, next try."""
 
+    gate_seconds: Seconds = 900.0
+    """A hold before a launch that waiting does not mend (files that differ, too little memory, preflight) ends
+    as a failure after this long. A node that does not answer is waited for without limit."""
     rendezvous_seconds: Seconds = 120.0
     """Until all ranks have joined."""
     load_seconds: Seconds = 1200.0
@@ -68,6 +71,8 @@ class Deadlines(Section):
     """Capture of CUDA graphs."""
     warmup_seconds: Seconds = 900.0
     """Warm-up and the first checked answers; kernels may compile here."""
+    drain_seconds: Seconds = 300.0
+    """`sparkloom drain` and `restart` wait this long for running requests before they stop the ranks."""
     stop_seconds: Seconds = 60.0
     """From the stop signal until a rank is killed."""
     memory_return_seconds: Seconds = 120.0
@@ -91,6 +96,8 @@ class Restart(Section):
     """Each further wait is this many times longer."""
     backoff_max_seconds: Seconds = 300.0
     """Longest wait."""
+    stable_seconds: Seconds = 600.0
+    """Ready for this long, and earlier failures are forgotten by the start limit and the waits."""
 
 
 class Liveness(Section):
