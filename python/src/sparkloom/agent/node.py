@@ -315,7 +315,7 @@ class LocalNode:
             return ""
         out = self.rank.log.parent / f"stacks-{int(time.time())}.txt"
         pids = [p.pid for p in self.rank.processes()]
-        await stacks.dump(pids, why, out)
+        await stacks.dump(pids, why, out, spy=stacks.find())
         return out.name
 
     # --- looking -------------------------------------------------------------------------------

@@ -4,16 +4,26 @@ kernel tells."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 EACH_S = 4.0
 
 
-async def dump(pids: Sequence[int], why: str, out: Path, proc: Path = Path("/proc")) -> Path:
+def find() -> str | None:
+    """The program py-spy: of this very environment, else on PATH."""
+    beside = Path(sys.executable).with_name("py-spy")
+    return str(beside) if os.access(beside, os.X_OK) else shutil.which("py-spy")
+
+
+async def dump(
+    pids: Sequence[int], why: str, out: Path, proc: Path = Path("/proc"), *, spy: str | None
+) -> Path:
     """Write the stacks of `pids` to `out`; never raises, ends within a few seconds."""
-    spy = shutil.which("py-spy")
     texts = await asyncio.gather(*(_one(pid, spy, proc) for pid in pids))
     head = f"why: {why}\n" + ("" if spy else "py-spy is not installed: kernel view only\n")
     try:
@@ -29,26 +39,30 @@ async def _one(pid: int, spy: str | None, proc: Path) -> str:
     lines = [f"\n=== process {pid}: {_read(folder / 'cmdline')[:160]}"]
     if spy:
         # --nonblocking: the process may hang inside a driver and must not be stopped by us as well.
-        child = await asyncio.create_subprocess_exec(
-            spy,
-            "dump",
-            "--nonblocking",
-            "--pid",
-            str(pid),
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-        )
-        try:
-            text, _ = await asyncio.wait_for(child.communicate(), EACH_S)
-            lines.append(text.decode(errors="replace"))
-        except TimeoutError:
-            child.kill()
-            lines.append("py-spy gave no answer")
+        lines.append(await _ask(spy, pid))
     for name in ("wchan", "stack", "status"):
         lines.append(f"{name}: {_read(folder / name)[:1500]}")
     for task in sorted(folder.glob("task/*"))[:64]:
         lines.append(f"thread {task.name} {_read(task / 'comm')}: {_read(task / 'wchan')}")
     return "\n".join(lines)
+
+
+async def _ask(spy: str, pid: int) -> str:
+    pipe = asyncio.subprocess.PIPE
+    try:
+        child = await asyncio.create_subprocess_exec(
+            *(spy, "dump", "--nonblocking", "--pid", str(pid)), stdout=pipe, stderr=asyncio.subprocess.STDOUT
+        )
+    except OSError as error:
+        return f"py-spy cannot be run: {error.strerror}"
+    try:
+        text, _ = await asyncio.wait_for(child.communicate(), EACH_S)
+        return text.decode(errors="replace")
+    except TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            child.kill()
+        await child.wait()
+        return "py-spy gave no answer"
 
 
 def _read(path: Path) -> str:

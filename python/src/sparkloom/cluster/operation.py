@@ -59,8 +59,8 @@ class Deadlines(Section):
     """How long each phase may take. On expiry of one of a start: stack dump, both ranks stopped, next try."""
 
     gate_seconds: Seconds = 900.0
-    """A hold before a launch that waiting does not mend (files that differ, too little memory, preflight) ends
-    as a failure after this long. A node that does not answer is waited for without limit."""
+    """A hold before a launch that waiting does not mend (files that differ, too little memory, preflight) is
+    a failure after this long. A node that does not answer is waited for without limit."""
     rendezvous_seconds: Seconds = 120.0
     """Until all ranks have joined."""
     load_seconds: Seconds = 1200.0
