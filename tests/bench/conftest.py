@@ -23,6 +23,7 @@ class Clockwork:
     cached_share: float = 0.0
     key: str | None = None
     running: int = 0
+    foreign: int = 0  # tokens of somebody else's request, with each of ours
     url: str = ""
     counters: dict[str, float] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -47,7 +48,7 @@ class Clockwork:
         prompt = sum(len(m["content"].split()) for m in body["messages"])
         cached = int(prompt * self.cached_share)
         for name, grow in {
-            "vllm:generation_tokens_total": n,
+            "vllm:generation_tokens_total": n + self.foreign,
             "vllm:spec_decode_num_drafts_total": 4,
             "vllm:spec_decode_num_draft_tokens_total": 4 * len(self.drafts),
             "vllm:spec_decode_num_accepted_tokens_total": sum(self.drafts),
@@ -70,6 +71,10 @@ class Clockwork:
     async def models(self, _: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "clockwork"}]})
 
+    async def status(self, _: web.Request) -> web.Response:
+        host = {"mem_available": 3 << 30, "gpu": {}}
+        return web.json_response({"nodes": [{"name": "spark-a", "facts": {"host": host}}], "engine": None})
+
     async def version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "1.2.3"})
 
@@ -79,6 +84,7 @@ class Clockwork:
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/v1/models", self.models)
         app.router.add_get("/version", self.version)
+        app.router.add_get("/status.json", self.status)
         return app
 
 

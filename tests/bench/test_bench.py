@@ -80,6 +80,53 @@ def test_cache_hits_spoil_a_cold_prefill(clockwork: Any) -> None:
     assert any("not cold" in line for line in got["obstacles"])
 
 
+def test_requests_of_others_are_seen_by_the_counter(clockwork: Any) -> None:
+    """Somebody else's tokens between our runs: nobody runs at the end, the counter tells all the same."""
+    got = receipt_of(clockwork.url, ["decode"], short(runs=1))
+    assert not got["busy"]
+    assert got["counters"]["generation_tokens"] == got["counters"]["own_generation_tokens"]
+    clockwork.foreign = 5
+    got = receipt_of(clockwork.url, ["decode"], short(runs=1))
+    assert got["busy"]
+    assert "the server served other requests during the run" in got["obstacles"]
+
+
+def test_both_nodes_as_their_agent_sees_them() -> None:
+    from sparkloom.bench.nodes import Nodes
+
+    def status(free: int, watts: float, running: int) -> dict[str, Any]:
+        host = {"mem_available": free, "gpu": {"power_w": watts, "clock_mhz": 2100.0, "temperature_c": 60.0}}
+        rows = [{"name": "a", "facts": {"host": host}}, {"name": "b", "facts": {}}, {"name": "c"}]
+        return {"nodes": rows, "engine": {"running": running}}
+
+    pair = Nodes()
+    for document in (status(9, 90.0, 1), status(5, 80.0, 1), status(7, 10.0, 0), {"nodes": None}):
+        pair.take(document)
+    assert pair.as_dict()["a"] == {
+        "min_mem_available_bytes": 5,
+        "sm_mhz": [2100.0, 2100.0],
+        "watts": [10.0, 90.0],
+        "celsius": [60.0, 60.0],
+    }
+    assert pair.as_dict()["b"]["min_mem_available_bytes"] is None
+    assert not pair.clamps  # 10 W, but nothing ran
+    pair.take(status(5, 14.0, 2))
+    assert pair.clamps == {"a draws 14 W under load: take off AC power"}
+
+
+def test_agents_page_goes_into_receipt_and_report(clockwork: Any, tmp_path: Path) -> None:
+    words = ["bench", "decode", "--url", clockwork.url, "--runs", "1", "--tokens", "4"]
+    words += ["--workloads", "prose", "--out", str(tmp_path), "--agent", clockwork.url]
+    assert run(words) == Exit.OK
+    got = json.loads((tmp_path / "receipt.json").read_text())
+    assert got["watch"]["nodes"]["spark-a"]["min_mem_available_bytes"] == 3 << 30
+    assert "node spark-a" in (tmp_path / "report.html").read_text()
+    words[-1] = "http://127.0.0.1:9"
+    assert run(words) == Exit.OK
+    got = json.loads((tmp_path / "receipt.json").read_text())
+    assert any("never answered" in line for line in got["obstacles"])
+
+
 def test_busy_server_is_refused(clockwork: Any) -> None:
     clockwork.running = 3
     with pytest.raises(SparkloomError, match="still serves 3 other requests") as caught:

@@ -65,6 +65,7 @@ class Server:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.http = httpx.AsyncClient(headers=headers, timeout=httpx.Timeout(timeout, connect=10.0))
         self._model = model
+        self.generated = 0  # completion tokens of all requests of this client
 
     async def __aenter__(self) -> Server:
         return self
@@ -160,6 +161,7 @@ class Server:
                 mend="use a server that honours stream_options.include_usage",
                 code=Exit.RANK,
             )
+        self.generated += int(usage.get("completion_tokens") or 0)
         details = usage.get("prompt_tokens_details") or {}
         cached = details.get("cached_tokens")
         return Sample(

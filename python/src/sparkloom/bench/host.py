@@ -7,6 +7,7 @@ import platform
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -108,10 +109,21 @@ def facts(root: Path = Path("/")) -> dict[str, Any]:
 
 
 class Watch:
-    """Samples MemAvailable and the GPUs while a benchmark runs (a thread of its own)."""
+    """Samples MemAvailable and the GPUs while a benchmark runs (a thread of its own).
 
-    def __init__(self, root: Path = Path("/"), period: float = 0.5) -> None:
-        self.root, self.period = root, period
+    Args:
+        root: where `/proc` is.
+        period: seconds between two samples.
+        nodes: called with each sample, for what other machines say.
+    """
+
+    def __init__(
+        self,
+        root: Path = Path("/"),
+        period: float = 0.5,
+        nodes: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.root, self.period, self.nodes = root, period, nodes
         self.least: int | None = None
         self.clamps: set[str] = set()
         self.mhz: list[float] = []
@@ -138,6 +150,7 @@ class Watch:
                     self.clamps.add(reason)
                 self.mhz += [gpu.sm_mhz] if gpu.sm_mhz is not None else []
                 self.watts += [gpu.watts] if gpu.watts is not None else []
+            self.nodes()
             if self._stop.wait(self.period):
                 return
 

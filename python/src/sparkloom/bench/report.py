@@ -176,6 +176,13 @@ def render(receipt: Row) -> str:
         ["least memory available", f"{least / 2**30:.2f} GiB" if least else "–"],
         ["SM clock, power", f"{watch['sm_mhz'] or '–'} MHz, {watch['watts'] or '–'} W"],
     ]
+    for name, node in (watch.get("nodes") or {}).items():
+        free = node["min_mem_available_bytes"]
+        cells = [
+            f"least memory {free / 2**30:.2f} GiB" if free else "memory –",
+            f"SM {node['sm_mhz'] or '–'} MHz, {node['watts'] or '–'} W, {node['celsius'] or '–'} °C",
+        ]
+        facts.append([f"node {name}", "; ".join(cells)])
     parts = [f"<h1>Benchmark of {html.escape(str(server['model']))}</h1>", table(["", ""], facts)]
     if receipt["obstacles"]:
         items = "".join(f"<li>{html.escape(o)}</li>" for o in receipt["obstacles"])

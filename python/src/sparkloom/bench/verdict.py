@@ -74,6 +74,8 @@ def obstacles(receipt: Row) -> list[str]:
         noise = case.get("a_a")
         if noise is not None and noise > 0.05:
             out.append(f"decode {name}: A/A noise {noise:.1%} is above 5 %: the node was not quiet")
+    if receipt.get("agent_silent"):
+        out.append("the agent's page never answered: memory, clocks and power of the nodes are unknown")
     if receipt["busy"]:
         out.append("the server served other requests during the run")
     return out

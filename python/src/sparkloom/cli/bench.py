@@ -60,6 +60,10 @@ def bench(
     streams: Annotated[str, typer.Option(help="Stream counts of concurrency.")] = "1,2,4,8",
     workloads: Annotated[str, typer.Option(help="Decode workloads.")] = "structured,prose,code,japanese",
     text: Annotated[str, typer.Option(help="Text of prefill: salted, real or both.")] = "both",
+    agent: Annotated[
+        str | None,
+        typer.Option(help="Status page of the head's agent: both nodes' state.", metavar="URL"),
+    ] = None,
     thinking: Annotated[bool, typer.Option(help="Leave the model's thinking on.")] = False,
     out: Annotated[Path, typer.Option(help="Folder for receipt and report.")] = Path("bench-out"),
     publish: Annotated[bool, typer.Option(help="Refuse (exit 3) where the protocol was not met.")] = False,
@@ -99,7 +103,7 @@ def bench(
     families = list(protocol.FAMILIES) if family is Family.all else [family.value]
     console = Console(stderr=True)
     key = read_key(api_key_file)
-    receipt = asyncio.run(measure(url, model, key, families, settings, console))
+    receipt = asyncio.run(measure(url, model, key, families, settings, console, agent))
     write(out, receipt)
     if format is Format.json:
         print_json(receipt)
@@ -127,7 +131,13 @@ def read_key(path: Path | None) -> str | None:
 
 
 async def measure(
-    url: str, model: str | None, key: str | None, families: list[str], settings: Settings, console: Any
+    url: str,
+    model: str | None,
+    key: str | None,
+    families: list[str],
+    settings: Settings,
+    console: Any,
+    agent: str | None = None,
 ) -> dict[str, Any]:
     """Connect, run with a progress line, return the receipt."""
     from sparkloom.bench.client import Server
@@ -140,7 +150,7 @@ async def measure(
                 status.update(line)
                 console.print(line, style="dim")
 
-            return await run(server, families, settings, say)
+            return await run(server, families, settings, say, agent)
 
 
 def write(out: Path, receipt: dict[str, Any]) -> None:
