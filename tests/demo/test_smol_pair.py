@@ -19,6 +19,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fixtures"))
+
+import client_examples
 from smol_reference import decoded, encoded_layers, prompt_ids, tensors, transformers_model
 
 from sparkloom.demo import launch, smol
@@ -101,6 +105,61 @@ def test_pair_answers_sensibly(demo: Demo) -> None:
     shown = "".join(demo.output)
     for words in ("ranks up", "checked answer", "tokens/s", "MiB", "curl http://127.0.0.1"):
         assert words in shown
+
+
+SAYS_PARIS = ("openai_chat.py", "anthropic_messages.py", "chat.sh")
+NEED_LIBRARIES = ("langchain_chat.py", "llama_index_chat.py", "litellm_chat.py")
+
+
+def test_clients_get_their_answers(demo: Demo) -> None:
+    """The examples of docs/clients.md against real ranks; the model can neither tools nor pictures."""
+    names = SAYS_PARIS if client_examples.python() is None else SAYS_PARIS + NEED_LIBRARIES
+    if names is SAYS_PARIS:
+        print("LangChain, LlamaIndex and LiteLLM were not run: `make clients` installs them")
+    root = f"http://127.0.0.1:{demo.port}"
+    for name in names:
+        shown = client_examples.example(name, root, "none", "smol", TOOLS="0")
+        times = 1 if name == "chat.sh" else 2  # whole and streamed
+        assert shown.count("The capital of France is Paris.") == times, shown
+    shape = client_examples.example("openai_structured.py", root, "none", "smol")
+    assert "'capital': " in shape
+
+
+def test_prefix_doctor_counts_as_the_server_does(demo: Demo, model: smol.Prepared) -> None:
+    import httpx
+
+    from sparkloom.prefix.render import Renderer
+
+    body = {
+        "model": "smol",
+        "messages": [
+            {"role": "user", "content": "Name three primary colors."},
+            {"role": "assistant", "content": "Red, Blue, and Yellow."},
+            {"role": "user", "content": "And in French? naïve café 🙂"},
+        ],
+    }
+    reply = httpx.post(f"http://127.0.0.1:{demo.port}/tokenize", json=body, timeout=60).json()
+    assert [piece.id for piece in Renderer(model.folder).render(body)[1]] == reply["tokens"]
+
+
+def test_benchmark_of_the_pair(demo: Demo, tmp_path: Path) -> None:
+    """Every family once, small: rates, zero hits of cold prompts, hits of warm ones, the report."""
+    from sparkloom.cli.main import run
+
+    line = ["bench", "all", "--url", f"http://127.0.0.1:{demo.port}", "--out", str(tmp_path), "--runs", "2"]
+    line += ["--tokens", "8", "--lengths", "384", "--streams", "1,2", "--workloads", "prose"]
+    assert run([*line, "--text", "salted"]) == 0
+    got = json.loads((tmp_path / "receipt.json").read_text())
+    results = got["results"]
+    assert results["decode"]["prose"]["decode_tps"]["median"] > 0
+    assert results["prefill"]["salted-384"]["zero_hits"] is True
+    assert results["prefix"]["cold"]["prefix_hit_tokens"] == 0
+    assert results["prefix"]["warm"]["hit_share"] > 0.6
+    assert results["prefix"]["edit-10"]["hit_share"] < results["prefix"]["edit-90"]["hit_share"]
+    assert results["concurrency"]["2"]["aggregate_tps"] > 0
+    assert [turn["prefix_hit_tokens"] > 0 for turn in results["agent"]["turns"]] == [False, True, True, True]
+    assert not got["busy"], got["counters"]
+    assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
 @pytest.fixture(scope="module")
