@@ -21,6 +21,7 @@ def kinds(**texts: object) -> list[Class]:
 
 
 def test_a_journal_that_stops_in_the_middle_is_a_reset() -> None:
+    """P21: power or reset."""
     assert not ended_cleanly(CUT)
     found = classify(Texts(journal=CUT, boot_ids=("a", "b"), ended_cleanly=False))
     assert found[0].kind is Class.RESET
@@ -45,6 +46,7 @@ def test_an_orderly_restart_is_told_apart() -> None:
     ],
 )
 def test_a_killer_in_user_space_is_named_with_its_victim(line: str, name: str) -> None:
+    """P21, P36: an anti-OOM daemon is no crash of the engine."""
     found = classify(Texts(journal=f"2026-10-02T03:11:09 spark-a {line}\n"))[0]
     assert found.kind is Class.FOREIGN_KILLER
     assert found.summary.startswith(name + " killed ")
@@ -62,6 +64,7 @@ def test_a_killer_in_user_space_is_named_with_its_victim(line: str, name: str) -
     ],
 )
 def test_kernel_lines(kernel: str, kind: Class) -> None:
+    """P21: memory wedge, kernel OOM, fabric."""
     assert kinds(kernel=kernel) == [kind]
 
 

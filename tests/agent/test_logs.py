@@ -49,6 +49,7 @@ def test_a_whole_start_of_the_head() -> None:
 
 @pytest.mark.parametrize(("lines", "phase"), [(1, "rendezvous"), (5, "weights"), (7, "kv"), (10, "graphs")])
 def test_a_start_that_stopped_is_in_the_phase_it_reached(lines: int, phase: str) -> None:
+    """P22: the phase that a start hung in."""
     assert of_text("\n".join(HEAD.splitlines()[:lines])).phase == phase
 
 

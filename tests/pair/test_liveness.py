@@ -12,6 +12,7 @@ def live() -> Liveness:
 
 
 def test_ten_minutes_of_prefill_are_progress() -> None:
+    """D4, P26: a long prefill must not be killed."""
     rule = live()
     for second in range(0, 600, 5):
         verdict = rule.sample(Sample(tokens=7, kv_usage=second / 1000, running=1, waiting=2), float(second))
@@ -31,6 +32,7 @@ def test_a_busy_engine_is_asked_too_but_seldom() -> None:
 
 
 def test_requests_that_run_without_any_progress_are_a_hang() -> None:
+    """D4, P26."""
     rule = live()
     verdicts = [rule.sample(Sample(7, 0.5, 1, 0), float(t)) for t in range(0, 110, 5)]
     assert verdicts[-1] is Verdict.HUNG

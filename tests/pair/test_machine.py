@@ -41,6 +41,7 @@ def test_a_quiet_start_passes_every_phase(rig) -> None:
     ],
 )
 def test_one_node_in_trouble_takes_both_down_and_both_come_back(rig, node, change, cause) -> None:
+    """D5, P28: the pair is one unit of failure."""
     r = rig()
     r.ready()
     r.changes[node] = change
@@ -71,6 +72,7 @@ def test_a_silent_node_costs_the_lease_and_is_waited_for_without_limit(rig) -> N
 
 
 def test_the_other_rank_is_gone_before_either_starts_again(rig) -> None:
+    """D5, P28, P29: all down is confirmed, then both start."""
     r = rig()
     r.ready()
     r.changes["worker"] = {"alive": False, "exit_status": 0}
@@ -95,6 +97,7 @@ def test_digest_mismatch_holds_the_gate_then_fails_with_a_reason_and_heals(rig) 
 
 
 def test_memory_that_stays_away_stops_for_good_and_says_where(rig) -> None:
+    """P27: no start before memory is back."""
     r = rig(memory_s=20)
     r.ready()
     r.changes["worker"] = {"alive": False, "memory_back": False}
@@ -105,6 +108,7 @@ def test_memory_that_stays_away_stops_for_good_and_says_where(rig) -> None:
 
 
 def test_waits_double_and_the_start_limit_ends_it_with_the_last_reason(rig) -> None:
+    """D5, P27: N failures stop it for good, with a reason."""
     r = rig(start_limit=4, wait_first_s=2, wait_max_s=8)
     waits = []
     for _ in range(4):
@@ -144,6 +148,7 @@ def test_a_stable_day_forgets_old_failures(rig) -> None:
     ],
 )
 def test_every_phase_of_a_load_has_its_deadline_and_leaves_stacks(rig, stage, limit) -> None:
+    """P22: phases with their own deadlines, on a fake clock."""
     r = rig(**{limit: 40, "serving_s": 1})
     r.rank = stage
     r.until(Phase.LOADING)
@@ -161,6 +166,7 @@ def test_a_probe_that_never_ends_has_a_deadline_too(rig) -> None:
 
 
 def test_answers_of_an_older_generation_count_for_nothing(rig) -> None:
+    """D5, P29."""
     r = rig()
     r.until(Phase.WARMING)
     r.event(Probed(0, True))
@@ -184,6 +190,7 @@ def test_stop_ends_down_and_stays_down(rig) -> None:
 
 
 def test_stop_that_leaves_a_rank_says_which(rig) -> None:
+    """P32: a stop that does not stop says so."""
     r = rig()
     r.ready()
     r.changes["worker"] = {"alive": True, "generation": 1}
@@ -193,6 +200,7 @@ def test_stop_that_leaves_a_rank_says_which(rig) -> None:
 
 
 def test_stop_beside_an_unreachable_node_is_not_called_a_success(rig) -> None:
+    """P32."""
     r = rig(memory_s=30)
     r.ready()
     r.silent = {"worker"}

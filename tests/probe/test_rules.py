@@ -54,6 +54,7 @@ def test_collapse_takes_any_text(text: str) -> None:
     ],
 )
 def test_acceptance_verdicts(drafts: int, accepted: tuple[int, ...], health: Health) -> None:
+    """D10, P56: healthy, zero, pinned at 1.00, decayed, too few."""
     before = Engine(drafts=10, draft_tokens=30, accepted=15, accepted_by_position=(8.0, 5.0, 2.0))
     after = Engine(
         drafts=10 + drafts,

@@ -54,6 +54,7 @@ def problems(parser: Parser, case: dict[str, Any]) -> list[str]:
 @pytest.mark.heavy
 @pytest.mark.parametrize("case", CORPUS["cases"], ids=lambda c: c["name"])
 def test_whole_and_streamed_give_the_expected_call(parser: Parser, case: dict[str, Any]) -> None:
+    """D6, P47: text fixtures x every chunk split, with and without thinking."""
     found = problems(parser, case)
     if case["name"] in KNOWN:
         assert found, f"{case['name']} works now: take it out of KNOWN"

@@ -57,6 +57,7 @@ def test_a_healthy_server_passes_everything() -> None:
     ],
 )
 def test_each_fault_is_seen_by_its_check(mode: Mode, must_fail: set[str], seen: str) -> None:
+    """D4, P26, P44 (rare tokens), P47 (calls), P49 (reasoning), P56, P58: each fault of a fake server."""
     only = sorted(must_fail) if mode is not Mode.LONG_PROMPT_DIES else ["known-answer", "long-prompt"]
     timing = Timing(per_token_s=0.02 if mode is Mode.ZOMBIE else 0.0)
     results = run(mode, only=only, timing=timing)
@@ -68,12 +69,14 @@ def test_each_fault_is_seen_by_its_check(mode: Mode, must_fail: set[str], seen: 
 
 
 def test_a_server_that_only_hangs_fails_health_and_the_rest_is_not_asked() -> None:
+    """D4: mode hang."""
     results = run(Mode.HANG)
     assert results["health"].level is Verdict.FAIL
     assert {r.level for n, r in results.items() if n != "health"} == {Verdict.SKIP}
 
 
 def test_health_200_without_generation_is_not_ready() -> None:
+    """D4, P26: `/health` alone proves nothing."""
     results = run(Mode.NEVER_GENERATES, only=["health", "known-answer"])
     assert results["health"].level is Verdict.OK
     assert results["known-answer"].level is Verdict.FAIL
@@ -81,6 +84,7 @@ def test_health_200_without_generation_is_not_ready() -> None:
 
 
 def test_a_slow_prefill_is_waited_for() -> None:
+    """D4: mode slow prefill."""
     results = run(Mode.SLOW_PREFILL, only=["known-answer"], timing=Timing(prefill_s=0.5))
     assert results["known-answer"].level is Verdict.OK
 
@@ -102,6 +106,7 @@ def test_a_server_without_drafts_skips_that_check() -> None:
 
 
 def test_abort_drains_to_zero() -> None:
+    """P58: no zombie request after a client left."""
     result = run(Mode.OK, only=["abort"], timing=Timing(per_token_s=0.01))["abort"]
     assert result.level is Verdict.OK
     assert "idle after" in result.seen
@@ -137,6 +142,7 @@ def test_an_answer_cut_by_its_limit_is_not_called_wrong() -> None:
     ],
 )
 def test_the_canary_tells_wrong_from_none(mode: Mode, answer: Answer) -> None:
+    """D4, P26: what a tiny generation of a running pair is worth."""
     check = next(c for c in load_checks() if c.name == "known-answer")
 
     async def go() -> tuple[Answer, str]:

@@ -38,6 +38,7 @@ def cluster_file(folder: Path, **api: object) -> Path:
 
 
 def test_the_agent_unit_carries_what_an_engine_on_a_spark_needs() -> None:
+    """P27 (start limits), P34 (starts at boot), P36 (OOM score)."""
     unit = render(needs())["sparkloom-agent.service"]
     for line in (
         "Type=notify",
@@ -58,6 +59,7 @@ def test_the_agent_unit_carries_what_an_engine_on_a_spark_needs() -> None:
 
 
 def test_no_unit_restarts_a_container_or_carries_a_key() -> None:
+    """P27: never a restart policy of a container."""
     for name, text in render(needs(api_key_file="/etc/sparkloom/api.key")).items():
         assert "podman" not in text, name
         assert "docker" not in text, name
@@ -73,7 +75,7 @@ def test_the_api_key_is_a_credential_only_where_there_is_one() -> None:
 
 
 def test_no_health_check_sits_on_a_worker_unit() -> None:
-    """A headless worker has no HTTP: a probe of it would call it unhealthy for ever."""
+    """P31: A headless worker has no HTTP: a probe of it would call it unhealthy for ever."""
     for text in render(needs(node="spark-b")).values():
         assert "health" not in text.replace("unhealthy", "")
         assert "8888" not in text
@@ -118,6 +120,7 @@ def write_verifiable(folder: Path) -> list[Path]:
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
 def test_systemd_finds_nothing_wrong(tmp_path: Path) -> None:
+    """P34: `systemd-analyze verify` on the rendered units."""
     files = write_verifiable(tmp_path)
     done = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", "--recursive-errors=no", *map(str, files)],

@@ -45,6 +45,7 @@ def read_key(path: Path) -> bytes:
         raise SparkloomError(
             f"cannot read the agents' key: {error.strerror}",
             file=path,
+            field="agent.key_file",
             mend="make one, the same on all nodes: `head -c 32 /dev/urandom | base64 > FILE; chmod 600 FILE`",
             code=Exit.RESOURCE,
         ) from error
@@ -52,6 +53,8 @@ def read_key(path: Path) -> bytes:
         raise SparkloomError(
             "the agents' key can be read by everybody",
             file=path,
+            field="agent.key_file",
+            value=f"mode {mode & 0o777:o}",
             mend=f"chmod 600 {path}",
             code=Exit.RESOURCE,
         )
@@ -59,6 +62,7 @@ def read_key(path: Path) -> bytes:
         raise SparkloomError(
             f"the agents' key has {len(key)} bytes, {MIN_KEY} are needed",
             file=path,
+            field="agent.key_file",
             mend="make one: `head -c 32 /dev/urandom | base64 > FILE`",
         )
     return key
@@ -131,7 +135,8 @@ class Gatekeeper:
             age = float("inf")
         if not age <= WINDOW_S:
             raise Denied("stale", "the message's time is not this node's time")
-        while self.seen and now - next(iter(self.seen.values())) > 2 * WINDOW_S:
+        # A clock that was set back leaves times of the future here: they are as old.
+        while self.seen and abs(now - next(iter(self.seen.values()))) > 2 * WINDOW_S:
             self.seen.popitem(last=False)
         if len(nonce) < 16 or nonce in self.seen:
             raise Denied("replay", "this message was here before")

@@ -12,7 +12,8 @@ from aiohttp import web
 
 from sparkloom.agent import auth
 
-MAX_BODY = 64 << 20
+MAX_REQUEST = 4 << 20  # it is read before the sender is known
+MAX_ANSWER = 64 << 20  # evidence of a node
 Handler = Callable[[str, dict[str, Any]], Awaitable[dict[str, Any]]]  # sender's node, message -> answer
 
 
@@ -40,7 +41,7 @@ class Server:
 
     async def start(self, host: str, port: int) -> None:
         """Listen on `host` only."""
-        app = web.Application(client_max_size=MAX_BODY)
+        app = web.Application(client_max_size=MAX_REQUEST)
         app.router.add_post("/v1/{name}", self._take)
         self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await self.runner.setup()
@@ -127,7 +128,11 @@ class Peer:
             async with self.session.post(
                 self.url + path, data=body, headers=headers, timeout=limit
             ) as response:
-                raw = await response.read()
+                raw = b""
+                async for piece in response.content.iter_chunked(1 << 20):
+                    raw += piece
+                    if len(raw) > MAX_ANSWER:
+                        raise Unreachable(f"an answer of more than {MAX_ANSWER >> 20} MiB")
                 status, back = response.status, response.headers
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise Unreachable(f"{type(error).__name__}: {error}".rstrip(": ")) from error

@@ -24,7 +24,7 @@ from sparkloom.agent.notify import Notify
 from sparkloom.agent.page import StatusPage
 from sparkloom.agent.sameness import differing
 from sparkloom.agent.settings import Settings, api_key, channel_key, settings_of
-from sparkloom.agent.state import load
+from sparkloom.agent.state import Lock, load
 from sparkloom.agent.wire import beat_from_json, report_to_json
 from sparkloom.cluster import load as load_cluster
 from sparkloom.errors import Exit, SparkloomError
@@ -93,7 +93,19 @@ class Agent:
     # --- life ----------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Serve until SIGTERM or SIGINT; then end the local rank (on the head: the pair) and return."""
+        """Serve until SIGTERM or SIGINT; then end the local rank (on the head: the pair) and return.
+
+        Raises:
+            SparkloomError: another agent of this node runs; a port, the socket or the state is not usable.
+        """
+        lock = Lock(self.settings.state)
+        lock.take()  # before the sweep, which would end the other agent's rank
+        try:
+            await self._run()
+        finally:
+            lock.drop()
+
+    async def _run(self) -> None:
         left = await asyncio.to_thread(self.local.sweep)  # ranks of an agent that was killed
         if left:
             print(f"{left} processes of an earlier rank do not die", flush=True)

@@ -159,7 +159,19 @@ def api_key(cluster: Cluster) -> str | None:
     try:
         lines = path.read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise SparkloomError("cannot read the API key", file=path, code=Exit.RESOURCE) from error
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        raise SparkloomError(
+            f"cannot read the API key: {why}",
+            file=path,
+            field="api.key_file",
+            mend="write the key in line 1 and let the service's user read it",
+            code=Exit.RESOURCE,
+        ) from error
     if not lines or not lines[0].strip():
-        raise SparkloomError("the file of the API key is empty", file=path, mend="write the key in line 1")
+        raise SparkloomError(
+            "the file of the API key is empty",
+            file=path,
+            field="api.key_file",
+            mend="write the key in line 1",
+        )
     return lines[0].strip()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +44,52 @@ class State:
                 code=Exit.RESOURCE,
             ) from error
         self.problem = ""
+
+
+class Lock:
+    """Held by the one agent of a state folder while it lives; the kernel lets go of it at its end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "agent.lock"
+        self._fd = -1
+
+    def take(self) -> None:
+        """Take it.
+
+        Raises:
+            SparkloomError: another agent has it, or the folder cannot be written.
+        """
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        except OSError as error:
+            raise SparkloomError(
+                f"cannot use the agent's state folder: {error.strerror or error}",
+                file=self.path,
+                field="agent.state_directory",
+                value=str(self.path.parent),
+                mend="make room on its disk, and let the service's user write there",
+                code=Exit.RESOURCE,
+            ) from error
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(fd)
+            raise SparkloomError(
+                "another agent of this node is running",
+                file=self.path,
+                field="agent.state_directory",
+                value=str(self.path.parent),
+                mend="`systemctl status sparkloom-agent`; `sparkloom status` shows what it does",
+                code=Exit.RESOURCE,
+            ) from error
+        self._fd = fd
+
+    def drop(self) -> None:
+        """Let go of it."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 def load(folder: Path, *, now: float | None = None) -> State:

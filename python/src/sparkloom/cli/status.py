@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from sparkloom.cli.options import Format, FormatOption, new_app, print_json
-from sparkloom.errors import Exit
+from sparkloom.errors import Exit, SparkloomError
 
 if TYPE_CHECKING:
     from rich.console import Group
+
+    from sparkloom.agent.remote import Remote
 
 app = new_app("What the pair does now. Exit 0: ready, 3: not ready, 5: no agent, 7: failed.")
 
@@ -23,8 +27,6 @@ def status(
     format: FormatOption = Format.text,
 ) -> None:
     """Show the status document of the agent on this machine."""
-    import time
-
     from rich.console import Console
     from rich.live import Live
 
@@ -38,11 +40,18 @@ def status(
             Console(highlight=False).print(render(view))
         else:
             with Live(render(view), refresh_per_second=4, screen=False) as live:
-                while True:
-                    time.sleep(1.0)
-                    view = remote.status()
-                    live.update(render(view))
+                watch_agent(remote, lambda shown: live.update(render(shown)))
     raise SystemExit(int(code_of(view)))
+
+
+def watch_agent(remote: Remote, draw: Callable[[dict[str, Any]], None], every: float = 1.0) -> None:
+    """Draw the status again and again until Ctrl-C; an agent that restarts is waited for."""
+    while True:
+        time.sleep(every)
+        try:
+            draw(remote.status())
+        except SparkloomError as error:
+            draw({"phase": "no agent", "reason": {"text": error.summary}})
 
 
 def code_of(view: dict[str, Any]) -> Exit:
