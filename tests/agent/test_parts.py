@@ -182,6 +182,10 @@ def test_metrics_carry_both_hosts_and_the_pair() -> None:
     ):
         assert line in text
     assert "framebuffer" not in text
+    documented = (Path(__file__).parents[2] / "docs/agent.md").read_text()
+    names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE ")}
+    assert len(names) >= 24
+    assert not [name for name in names if f"`{name}`" not in documented]
     assert export.text(dict) == b""
 
 

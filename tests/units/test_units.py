@@ -45,6 +45,7 @@ def test_the_agent_unit_carries_what_an_engine_on_a_spark_needs() -> None:
         "WatchdogSec=60",
         "LimitMEMLOCK=infinity",
         "OOMScoreAdjust=-500",
+        "LogRateLimitBurst=500",
         "StartLimitBurst=5",
         "StartLimitIntervalSec=900",
         "Restart=always",

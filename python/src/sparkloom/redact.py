@@ -8,6 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 
+MIN_SECRET = 6  # a shorter one would take words apart
 _SECRET = re.compile(
     r"((?:api[-_]?key|access[-_]?key|token|secret|passw(?:or)?d|passphrase|credential|authorization)s?"
     r"[\"']?\s*[=:]\s*(?:bearer\s+)?)[^\s\"',}]+",
@@ -32,9 +33,11 @@ class Redactor:
 
     Args:
         hostnames: names of the machine, long ones first or not.
+        secrets: keys that this machine knows: they go wherever they stand, whatever stands before them.
     """
 
-    def __init__(self, hostnames: tuple[str, ...] = ()) -> None:
+    def __init__(self, hostnames: tuple[str, ...] = (), secrets: tuple[str, ...] = ()) -> None:
+        self._secrets = sorted({s for s in secrets if len(s) >= MIN_SECRET}, key=len, reverse=True)
         names = sorted({n for n in hostnames if len(n) > 1 and n != "localhost"}, key=len, reverse=True)
         self._host = (
             re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, names))})(?![\w-])") if names else None
@@ -43,6 +46,8 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """`text` without secrets."""
+        for secret in self._secrets:
+            text = text.replace(secret, "REDACTED")
         text = _KEY_SHAPES.sub("REDACTED", text)
         text = _SECRET.sub(r"\1REDACTED", text)
         text = _SERIAL.sub(r"\1REDACTED", text)

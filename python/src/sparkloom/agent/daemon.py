@@ -233,7 +233,15 @@ class Agent:
         return self.local_logs(message.get("generation"), int(message.get("lines", 200)))
 
     async def _on_evidence(self, *_: Any) -> dict[str, Any]:
-        return await asyncio.to_thread(collect, self.settings, self.root, self.local.shelf)
+        return await asyncio.to_thread(collect, self.settings, self.root, self.local.shelf, self._secrets())
+
+    def _secrets(self) -> tuple[str, ...]:
+        """The keys that this node knows: no evidence may carry them."""
+        try:
+            api = self._api_key()
+        except SparkloomError:  # on a worker the file need not exist
+            api = None
+        return tuple(s for s in (self.key.decode(errors="replace"), api) if s)
 
     async def _on_order(self, _: str, message: dict[str, Any]) -> dict[str, Any]:
         return await self.order(str(message["order"]))

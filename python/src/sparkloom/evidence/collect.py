@@ -21,8 +21,8 @@ LOG_BYTES = 400_000
 JOURNAL_LINES = 3000
 
 
-def collect(settings: Settings, root: SysRoot, shelf: Shelf) -> dict[str, Any]:
-    """Files by name, and the classes that they show. Nothing here raises."""
+def collect(settings: Settings, root: SysRoot, shelf: Shelf, secrets: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Files by name, and the classes that they show; `secrets` stand nowhere in it. Nothing here raises."""
     files: dict[str, str] = {}
     files["host.json"] = json.dumps(read_host(root).as_dict(), indent=2)
     for name in ("meminfo", "vmstat", "loadavg", "uptime", "cmdline", "version"):
@@ -59,7 +59,7 @@ def collect(settings: Settings, root: SysRoot, shelf: Shelf) -> dict[str, Any]:
         boot_ids=boots if before and not ended_cleanly(before) else (),
         ended_cleanly=not before or ended_cleanly(before),
     )
-    redact = Redactor((socket.gethostname(), settings.node))
+    redact = Redactor((socket.gethostname(), settings.node), secrets)
     return {
         "files": {name: redact.text(text) for name, text in files.items()},
         "classes": [{key: redact.text(value) for key, value in f.as_dict().items()} for f in classify(texts)],
