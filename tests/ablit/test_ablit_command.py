@@ -237,6 +237,42 @@ def test_measurements_are_recorded_and_dropped_with_another_edit(
     assert json.loads((world.folder / "receipt.json").read_text())["quality"] is None
 
 
+def test_preflight_looks_at_the_edit(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    def look() -> list[tuple[str, str]]:
+        line = [
+            "preflight",
+            str(world.cluster),
+            "--node",
+            "spark-head",
+            "--only",
+            "ablit",
+            "--format",
+            "json",
+        ]
+        run(line)
+        return [(f["level"], f["summary"]) for f in out(capsys)["findings"]]
+
+    assert look()[0][0] == "fail"  # not pinned, not here
+    assert run(world.fetch()) == 0
+    world.pin()
+    capsys.readouterr()
+    assert look() == [("warn", "the weight edit was never verified here")]
+    assert run(["ablit", "verify", str(world.cluster)]) == 0
+    capsys.readouterr()
+    assert look() == [("warn", "quality and draft acceptance of the edited model were not measured")]
+    receipt = world.folder / "receipt.json"
+    done = json.loads(receipt.read_text()) | {"quality": {}, "acceptance": {}}
+    receipt.write_text(json.dumps(done))
+    assert look()[0][0] == "ok"
+    path = world.folder / f"tensors/{name(1)}.bin"
+    path.write_bytes(path.read_bytes()[:-1])
+    level, summary = look()[0]
+    assert level == "fail"
+    assert f"{name(1)} has 383 of 384 bytes" in summary
+    world.ask(method="none")
+    assert look() == []
+
+
 def test_record_refuses_other_files(world: World, tmp_path: Path) -> None:
     assert run(world.fetch()) == 0
     assert run(["ablit", "verify", str(world.cluster)]) == 0

@@ -142,10 +142,19 @@ def test_environment(tmp_path: Path) -> None:
 INSIDE = """
 import json, sys
 from vllm import LLM
+from vllm.model_executor.model_loader import base_loader
+
+pack = base_loader.process_weights_after_loading
+
+def keep_then_pack(model, *rest):  # vLLM's CPU path packs linear weights and frees them
+    named = model.named_parameters()
+    model.kept = {n: p.detach().float().tolist() for n, p in named if n.endswith("o_proj.weight")}
+    return pack(model, *rest)
+
+base_loader.process_weights_after_loading = keep_then_pack
 
 def shares(worker):
-    named = worker.model_runner.model.named_parameters()
-    return worker.rank, {n: p.detach().float().tolist() for n, p in named if n.endswith("o_proj.weight")}
+    return worker.rank, worker.model_runner.model.kept
 
 if __name__ == "__main__":
     llm = LLM(

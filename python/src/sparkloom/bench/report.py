@@ -100,7 +100,9 @@ def prefill_part(case: Row) -> str:
             ]
             if points:
                 ax.plot(*zip(*sorted(points), strict=True), marker="o", label=kind)
+        lengths = sorted({int(n.rsplit("-", 1)[1]) for n in case})
         ax.set_xscale("log", base=2)
+        ax.set_xticks(lengths, [f"{n // 1024}k" if n % 1024 == 0 else str(n) for n in lengths])
         ax.set_xlabel("prompt tokens")
         ax.set_ylim(bottom=0)
         ax.legend()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from sparkloom.errors import SparkloomError
 from sparkloom.findings import Finding, fail, from_error
+from sparkloom.preflight.ablit import check_ablit
 from sparkloom.preflight.boot import check_boot
 from sparkloom.preflight.context import Context
 from sparkloom.preflight.fabric import check_fabric
@@ -47,6 +48,7 @@ CHECKS: dict[str, Check] = {
     "ports": check_ports,
     "disk": check_disk,
     "weights": check_weights,
+    "ablit": check_ablit,
     "read_ahead": check_read_ahead,
     "fabric": check_fabric,
 }
