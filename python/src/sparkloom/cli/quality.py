@@ -124,7 +124,7 @@ def full(path: Path, done: dict[int, Any], want: int) -> dict[int, Any]:
 
 
 def draw(rows: dict[str, Any], path: Path) -> None:
-    """KLD with its interval for each model."""
+    """KLD and top-1 agreement with their intervals for each model."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -132,18 +132,24 @@ def draw(rows: dict[str, Any], path: Path) -> None:
 
     from sparkloom import fsio
 
-    figure = Figure(figsize=(6, 3.2), layout="constrained")
-    ax = figure.subplots()
-    mean = [r["kld_mean"] for r in rows.values()]
-    errors = [
-        [m - r["kld_low"] for m, r in zip(mean, rows.values(), strict=True)],
-        [r["kld_high"] - m for m, r in zip(mean, rows.values(), strict=True)],
-    ]
-    ax.bar(list(rows), mean, yerr=errors, capsize=4)
-    ax.set_yscale("log")
-    ax.set_ylabel("KLD, nats (lower is closer)")
+    figure = Figure(figsize=(8, 3.2), layout="constrained")
+    left, right = figure.subplots(1, 2)
+
+    def bars(ax: Any, mean: str, low: str, high: str, scale: float) -> None:
+        values = [scale * r[mean] for r in rows.values()]
+        below = [max(0.0, v - scale * r[low]) for v, r in zip(values, rows.values(), strict=True)]
+        above = [max(0.0, scale * r[high] - v) for v, r in zip(values, rows.values(), strict=True)]
+        ax.bar(list(rows), values, yerr=[below, above], capsize=4)
+        ax.grid(axis="y", alpha=0.3)
+
+    bars(left, "kld_mean", "kld_low", "kld_high", 1.0)
+    left.set_yscale("log")
+    left.set_ylabel("KLD, nats (lower is closer)")
+    bars(right, "same_top", "same_top_low", "same_top_high", 100.0)
+    right.set_ylim(min(100.0, min(100 * r["same_top_low"] for r in rows.values())) - 2, 100)
+    right.set_ylabel("same top-1, %")
     with fsio.replacing(path) as part:
-        figure.savefig(part, format="png", dpi=120)
+        figure.savefig(part, format="png", dpi=100)
 
 
 @app.command()
