@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--arch", type=int, default=90, help="compute capability times ten (default 90)")
     one.add_argument("--limit-mib", type=float, default=60, help="largest piece (default 60 MiB)")
     one.add_argument("--python", default="3.12")
+    one.add_argument("--built", type=Path, help="FlashInfer modules compiled ahead, NAME/NAME.so")
     one.add_argument("--machine", default="x86_64", choices=("x86_64", "aarch64"))
     one = commands.add_parser("unpack", help="put the archives together")
     one.add_argument("--site", type=Path, required=True)
@@ -66,7 +67,13 @@ def main(argv: list[str] | None = None) -> int:
     asked = parser().parse_args(argv)
     if asked.command == "stage":
         made = stage.build(
-            asked.out, asked.arch, int(asked.limit_mib * 2**20), asked.wheels, asked.python, asked.machine
+            asked.out,
+            asked.arch,
+            int(asked.limit_mib * 2**20),
+            asked.wheels,
+            asked.python,
+            asked.machine,
+            asked.built,
         )
         for path in made:
             print(f"{path.stat().st_size / 2**20:8.2f} MiB  {path}")

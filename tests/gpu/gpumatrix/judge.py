@@ -81,6 +81,8 @@ def holds(seen: Any, op: str, wanted: Any) -> bool:
         return False
     if op == "in":
         return bool(wanted in seen)
+    if op == "within":
+        return all(one in wanted for one in seen)
     if op == "each>":
         return bool(seen) and all(value > wanted for value in seen)
     return bool(

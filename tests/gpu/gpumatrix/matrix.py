@@ -58,6 +58,22 @@ def filled(value: Any, models: Path) -> Any:
     return value
 
 
+def plugin_entry(out: Path) -> Path | None:
+    """A folder whose metadata names the plug-in's entry point; None where Sparkloom is installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        version("sparkloom")
+        return None
+    except PackageNotFoundError:
+        folder = out / "entry"
+        info = folder / "sparkloom-0.dist-info"
+        info.mkdir(parents=True, exist_ok=True)
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: sparkloom\nVersion: 0\n")
+        (info / "entry_points.txt").write_text("[vllm.general_plugins]\nexl3 = sparkloom.vllm:register\n")
+        return folder
+
+
 class Running:
     """One started row."""
 
@@ -132,6 +148,7 @@ def run(
         Per row: the row, its record and its verdicts.
     """
     out.mkdir(parents=True, exist_ok=True)
+    entry = plugin_entry(out)
     began = time.monotonic()
     waiting, running, records = list(rows), [], {}
     try:
@@ -148,7 +165,7 @@ def run(
                 if row.patched and patched is None:
                     records[row.name] = {"skipped": "no patched vLLM here (--patched)"}
                     continue
-                sites = [path for path in (patched if row.patched else None, site) if path]
+                sites = [path for path in (entry, patched if row.patched else None, site) if path]
                 env = environment(row, sites, kernels)
                 running.append(Running(row, out, models, env))
             for one in [r for r in running if r.done()]:

@@ -46,6 +46,7 @@ def serve(row: Mapping[str, Any]) -> dict[str, Any]:
     port = free_port()
     settings = {**tasks.BASE, **row["engine"]}
     settings.pop("disable_log_stats")
+    settings["enable_prompt_tokens_details"] = True
     module = "sparkloom.vllm.serve" if row["plugin"] else "vllm.entrypoints.cli.main"
     argv = [sys.executable, "-m", module, *([] if row["plugin"] else ["serve"]), row["model_path"]]
     argv += ["--served-model-name", "tiny", "--host", "127.0.0.1", "--port", str(port), *flags(settings)]

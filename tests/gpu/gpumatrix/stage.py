@@ -154,7 +154,15 @@ def pieces(sizes: dict[str, int], limit: int) -> list[list[str]]:
     return [names for _, names in found]
 
 
-def build(out: Path, arch: int, limit: int, wheels: Path | None, python: str, machine: str) -> list[Path]:
+def build(
+    out: Path,
+    arch: int,
+    limit: int,
+    wheels: Path | None,
+    python: str,
+    machine: str,
+    built: Path | None = None,
+) -> list[Path]:
     """The whole way; gives the archives, `piece-N.tar` (of xz archives) and `patched.txz`.
 
     Args:
@@ -162,6 +170,7 @@ def build(out: Path, arch: int, limit: int, wheels: Path | None, python: str, ma
         arch: compute capability times ten of the target GPU.
         limit: most bytes of a piece.
         wheels: folder with the wheels; None downloads them.
+        built: folder with FlashInfer modules compiled ahead (`NAME/NAME.so`), taken along.
     """
     site, packed = out / "site", out / "packed"
     shutil.rmtree(site, ignore_errors=True)
@@ -173,6 +182,8 @@ def build(out: Path, arch: int, limit: int, wheels: Path | None, python: str, ma
     unzip(sorted(wheels.glob("*.whl")), site)
     cut(site)
     slim_libraries(site, arch)
+    if built:
+        shutil.copytree(built, site / "flashinfer" / "data" / "aot", dirs_exist_ok=True)
     patched = out / "patched"
     shutil.rmtree(patched, ignore_errors=True)
     patched.mkdir()
