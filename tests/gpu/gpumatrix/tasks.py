@@ -164,9 +164,9 @@ def hooks() -> dict[str, Any]:
 
     facts: dict[str, Any] = {"in_force": {}, "patches": []}
     if os.environ.get("VLLM_PLUGINS") == "exl3":
-        from sparkloom.vllm.hooks import install
+        from sparkloom.vllm.hooks.install import _installed, patched
 
-        facts["in_force"], facts["patches"] = dict(install._installed), list(install.patched())
+        facts["in_force"], facts["patches"] = dict(_installed), list(patched())
     facts["spin_window_s"] = shm_broadcast.SpinCondition.__init__.__defaults__[-1]
     if current_platform.is_cuda():
         import torch
