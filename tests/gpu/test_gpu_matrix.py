@@ -121,12 +121,11 @@ def test_rows_are_sound() -> None:
     from sparkloom.vllm.hooks.install import HOOKS, UNBUILT
 
     assert options <= {*HOOKS, *UNBUILT, "fair_prefill", "fair_prefill_share", "fair_prefill_max_gap_ms"}
-    assert set(HOOKS) <= options  # every hook has a row
 
 
 def test_selection_brings_what_is_compared_with() -> None:
     chosen = [row.name for row in rows.select(["exl3-mtp"])]
-    assert chosen == ["exl3-reference", "exl3-cuda", "exl3-graphs", "exl3-mtp"]
+    assert chosen == ["stock", "exl3-reference", "exl3-cuda", "exl3-graphs", "exl3-mtp"]
     assert {row.group for row in rows.select(["long"])} == {"long"}
     assert rows.select(["*"]) == list(rows.ROWS)
     with pytest.raises(ValueError, match="groups: "):
@@ -156,6 +155,10 @@ def test_rules_of_comparison() -> None:
     assert not verdict(same("near", "other"), said([1, 3]), said([1, 2]))  # not even among the likeliest
     assert not verdict(same("near", "other"), said([1, 2], 0.2), said([1, 2]))  # all positions moved
     assert not verdict(same("near", "other"), said([9, 2]), said([1, 2], others={9: -0.6}))  # nothing shared
+    assert verdict(same("near", "other", flips=1), said([1, 3]), said([1, 2]))
+    assert not verdict(
+        same("tokens", "other", prompts=(1, 2)), said([1]), said([1])
+    )  # there is no such prompt
 
 
 def test_agreement_counts_up_to_the_first_difference() -> None:
@@ -180,6 +183,9 @@ def test_rules_of_values() -> None:
     assert not ok(rows.compare("numbers.peak", "<", "off", plus=-3))
     assert not ok(rows.compare("numbers.peak", "<", "bad"))
     assert not ok(rows.compare("numbers.peak", "<", "absent"))
+    assert ok(rows.own("numbers.peak", "<", "numbers.spec.accepted", times=0.5))
+    assert not ok(rows.own("numbers.peak", ">", "numbers.spec.accepted", plus=-30))
+    assert not ok(rows.own("numbers.peak", ">", "numbers.spec.none"))
     failed = judge.judge([rows.REPEATS], {"error": "died"}, {})
     assert [one["ok"] for one in failed] == [False]
 

@@ -57,6 +57,20 @@ def test_dense_weight_equals_the_codec() -> None:
     assert np.abs(ours.numpy() - want).max() <= 2e-6 * np.abs(want).max()
 
 
+def test_dense_weight_while_another_type_is_the_default() -> None:
+    """vLLM loads weights with the model's type as torch's default."""
+    linear = random_linear(np.random.default_rng(2), 128, 128)
+    tensors = [torch.from_numpy(t) for t in (linear.trellis, linear.suh, linear.svh)]
+    want = reference.dense(*tensors, "mcg")
+    reference.hadamard.cache_clear()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        assert torch.equal(reference.dense(*tensors, "mcg"), want)
+    finally:
+        torch.set_default_dtype(torch.float32)
+        reference.hadamard.cache_clear()
+
+
 E, H, INNER, TOP = 4, 256, 128, 2
 
 

@@ -25,7 +25,7 @@ from sparkloom.tiny.checkpoint import ring_after
 
 SOURCES = ("anchor", "conv", "context")
 LAYERS, HEADS, HEAD, RANK, TAPS, GROUP, TAP_LAYERS = 2, 8, 64, 64, 3, 64, (0, 1, 2)
-FIT_TOKENS = 2048
+FIT_TOKENS = 4096
 
 
 def rings(used: int, ring: int) -> list[int]:
@@ -87,7 +87,7 @@ def ring_features(target: Path, used: int, kinds: list[int]) -> Any:
     handle = layer.register_forward_hook(keep)
     generator = torch.Generator().manual_seed(2)
     first = len(tokenizer.SPECIAL)
-    ids = torch.randint(first, used, (4, FIT_TOKENS // 4), generator=generator)
+    ids = torch.randint(first, used, (8, FIT_TOKENS // 8), generator=generator)
     with torch.no_grad():
         model(input_ids=ids, use_cache=False)
     handle.remove()

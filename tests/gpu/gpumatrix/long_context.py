@@ -2,7 +2,8 @@
 
 One process: vLLM reads the prompt and decodes; then transformers reads prompt and continuation, once in
 float32 and once in bfloat16. The bfloat16 run says how far rounding alone goes; a float32 run whose indexer
-selects the newest tokens says how far a wrong selection goes.
+selects the newest tokens says how far a wrong selection goes. Prompt and continuation stay below 65,536
+tokens: past 2^32 entries of its mask torch's attention no longer follows the mask.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def long_context(row: Mapping[str, Any]) -> dict[str, Any]:
     model = Path(row["model_path"]).parent / "glm-hf"
     exact, exact_sets = reference(model, torch.float32, everything, length)
     low, low_sets = reference(model, torch.bfloat16, everything, length)
-    wrong, _ = reference(model, torch.float32, everything, length, newest=True)
+    wrong, wrong_sets = reference(model, torch.float32, everything, length, newest=True)
     # Position p predicts token p + 1: the judged prompt tokens, then the decoded ones.
     parts = {"prefill": slice(0, JUDGED), "decode": slice(JUDGED, None)}
     real = {"prefill": ids[-JUDGED:], "decode": decoded["tokens"]}
@@ -58,7 +59,8 @@ def long_context(row: Mapping[str, Any]) -> dict[str, Any]:
     if chosen is not None and exact_sets is not None:
         count = len(chosen)
         numbers["overlap_prefill"] = overlap(chosen, exact_sets[JUDGED - count + 1 : JUDGED + 1])
-        numbers["overlap_transformers_bf16"] = overlap(low_sets, exact_sets)
+        numbers["overlap_transformers_bf16"] = overlap(low_sets[:JUDGED], exact_sets[:JUDGED])
+        numbers["overlap_newest_only"] = overlap(wrong_sets[:JUDGED], exact_sets[:JUDGED])
     return {"generations": [decoded], "facts": facts, "numbers": numbers}
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from gpumatrix import drafts
 from sparkloom.tiny.shape import Shape
 
-RING, PULL = 16, 2.4
+RING, PULL, QWEN_PULL = 16, 2.4, 1.0
 GLM = Shape(
     hidden=512,
     dense=512,
@@ -139,6 +139,9 @@ def write_qwen(folder: Path) -> None:
             for part, tensors in parts.items():
                 for kind, tensor in tensors.items():
                     found[f"{root}mlp.experts.{e}.{part}.{kind}"] = tensor
+    for token in range(23, vocab):  # decisive: each token favours the next number
+        embed = found["model.embed_tokens.weight"][token]
+        found["lm_head.weight"][23 + (token - 22) % (vocab - 23)] += QWEN_PULL * embed / np.linalg.norm(embed)
     folder.mkdir()
     stored = {}
     for name, array in found.items():

@@ -84,6 +84,11 @@ def compare(path: str, op: str, of: str, **more: Any) -> dict[str, Any]:
     return {"rule": "compare", "path": path, "op": op, "of": of, **more}
 
 
+def own(path: str, op: str, than: str, **more: Any) -> dict[str, Any]:
+    """A check of one number against another of the same row."""
+    return {"rule": "own", "path": path, "op": op, "than": than, **more}
+
+
 def same(rule: str, of: str, **more: Any) -> dict[str, Any]:
     """A check of the generations against another row's."""
     return {"rule": rule, "of": of, **more}
@@ -91,6 +96,12 @@ def same(rule: str, of: str, **more: Any) -> dict[str, Any]:
 
 REPEATS = value("facts.repeats", "==", True)
 CACHED = value("numbers.cached_second", ">", 2000)
+WARM = value("numbers.warm.flips", "<=", 1)
+SHORT: dict[str, Any] = {"prompts": (0, 3)}
+LONG: dict[str, Any] = {"prompts": (3, 4), "flips": 1}
+"""Beyond `index_topk` vLLM itself does not repeat to the bit: row `stock-again`."""
+FORCED = compare("numbers.forced.behind", "<=", "stock", plus=4)
+"""Of 256 tokens written, few lie behind the likeliest when the engine reads its own text in one go."""
 DRAFTED = value("numbers.spec.accepted", ">", 30)
 
 
@@ -118,31 +129,49 @@ def installed(option: str, setting: Any) -> dict[str, Any]:
 
 
 BASE_ROWS = [
-    Row("stock", "vLLM as it is: the reference", plugin=False, checks=[REPEATS, CACHED]),
+    Row("stock", "vLLM as it is: the reference", plugin=False, checks=[REPEATS, CACHED, WARM]),
+    Row(
+        "stock-again",
+        "vLLM as it is, once more: how far it repeats itself",
+        plugin=False,
+        checks=[same("identical", "stock", **SHORT), same("near", "stock", **LONG)],
+    ),
     Row(
         "off",
         "the plug-in with no option set: equals stock",
-        checks=[same("identical", "stock"), value("facts.in_force", "==", {})],
+        checks=[
+            same("identical", "stock", **SHORT),
+            same("near", "stock", **LONG),
+            value("facts.in_force", "==", {}),
+        ],
     ),
     Row(
         "off-named",
         "the plug-in with every option named and off: equals stock",
         options=OFF,
-        checks=[same("identical", "stock"), value("facts.in_force", "==", {})],
+        checks=[
+            same("identical", "stock", **SHORT),
+            same("near", "stock", **LONG),
+            value("facts.in_force", "==", {}),
+        ],
     ),
     Row(
         "off-patched",
         "the patched vLLM with every option off: equals stock",
         options=OFF,
         patched=True,
-        checks=[same("identical", "stock"), value("facts.patches", "!=", [])],
+        checks=[
+            same("identical", "stock", **SHORT),
+            same("near", "stock", **LONG),
+            value("facts.patches", "!=", []),
+        ],
     ),
     Row("stock-graphs", "vLLM as it is, CUDA graphs", plugin=False, engine=GRAPHS, checks=[REPEATS, CACHED]),
     Row(
         "off-graphs",
         "the plug-in with no option set, CUDA graphs: equals stock",
         engine=GRAPHS,
-        checks=[same("identical", "stock-graphs")],
+        checks=[same("identical", "stock-graphs", **SHORT), same("near", "stock-graphs", **LONG)],
     ),
     Row("stock-qwen", "vLLM as it is, Qwen3-MoE", model="qwen-dense", plugin=False, checks=[REPEATS]),
     Row(
@@ -153,6 +182,12 @@ BASE_ROWS = [
     ),
 ]
 
+FAIR_ENGINE = {
+    **GRAPHS,
+    "max_model_len": 40960,
+    "max_num_batched_tokens": 16384,
+    "enable_prefix_caching": False,
+}
 HOOK_ROWS = [
     Row(
         "pdl-gate",
@@ -163,7 +198,8 @@ HOOK_ROWS = [
             installed("pdl_gate", True),
             compare("facts.pdl", "==", "stock"),
             value("facts.pdl_on_sm12x", "==", False),
-            same("identical", "stock"),
+            same("identical", "stock", **SHORT),
+            same("near", "stock", **LONG),
         ],
     ),
     Row(
@@ -176,7 +212,8 @@ HOOK_ROWS = [
             installed("per_request_no_store", True),
             value("numbers.no_store_cached", "==", [0, 0]),
             value("numbers.stored_cached_second", ">", 2000),
-            same("identical", "stock"),
+            same("identical", "stock", **SHORT),
+            same("near", "stock", **LONG),
         ],
     ),
     Row(
@@ -232,16 +269,16 @@ HOOK_ROWS = [
         task="fair",
         group="hooks",
         plugin=False,
-        engine={"max_model_len": 40960, "max_num_batched_tokens": 16384, "enable_prefix_caching": False},
+        engine=FAIR_ENGINE,
         checks=[value("numbers.largest_prefill", ">", 8192)],
     ),
     Row(
         "fair",
-        "fair_prefill with a gap of 25 ms and a share of 0.5: smaller chunks, shorter longest gap",
+        "fair_prefill with a gap of 50 ms and a share of 0.5: smaller chunks, shorter longest gap",
         task="fair",
         group="hooks",
-        options={"fair_prefill": "fair", "fair_prefill_share": 0.5, "fair_prefill_max_gap_ms": 25},
-        engine={"max_model_len": 40960, "max_num_batched_tokens": 16384, "enable_prefix_caching": False},
+        options={"fair_prefill": "fair", "fair_prefill_share": 0.5, "fair_prefill_max_gap_ms": 50},
+        engine=FAIR_ENGINE,
         checks=[
             installed("fair_prefill", "fair"),
             compare("numbers.largest_prefill", "<", "fair-stock"),
@@ -268,7 +305,7 @@ HOOK_ROWS = [
         engine={"max_model_len": 70000, "max_num_batched_tokens": 16384, "enable_prefix_caching": False},
         checks=[
             installed("free_indexer_logits", True),
-            same("identical", "logits-off"),
+            same("near", "logits-off", flips=1),
             compare("numbers.peak_mib", "<", "logits-off", plus=-100),
         ],
     ),
@@ -278,6 +315,7 @@ HOOK_ROWS = [
         task="serve",
         group="hooks",
         plugin=False,
+        engine={**GRAPHS, "max_model_len": 3000},
         checks=[value("numbers.open_posts", "in", "/invocations"), value("numbers.exit", "==", 0)],
     ),
     Row(
@@ -298,7 +336,7 @@ HOOK_ROWS = [
             value("numbers.tokens_with_limit_40", "==", 40),
             value("numbers.chat_status", "==", 200),
             value("numbers.exit", "==", 0),
-            same("near", "exl3-graphs"),
+            same("near", "exl3-graphs", flips=1),
         ],
     ),
 ]
@@ -323,7 +361,7 @@ EXL3_ROWS = [
             REPEATS,
             CACHED,
             value("facts.backends", "==", ["CudaExperts"]),
-            same("near", "exl3-reference"),
+            same("near", "exl3-reference", flips=1),
         ],
     ),
     Row(
@@ -333,13 +371,20 @@ EXL3_ROWS = [
         group="exl3",
         backend="cuda",
         engine=GRAPHS,
-        checks=[REPEATS, CACHED, same("near", "exl3-cuda"), same("near", "exl3-reference")],
+        checks=[
+            REPEATS,
+            CACHED,
+            WARM,
+            FORCED,
+            same("near", "exl3-cuda", flips=1),
+            same("near", "exl3-reference", flips=1),
+        ],
     ),
     Row(
         "exl3-beside-dense",
         "the same weights decoded to bfloat16, no EXL3: how far vLLM's own rounding goes",
         group="exl3",
-        checks=[same("near", "exl3-reference"), same("near", "exl3-cuda")],
+        checks=[same("near", "exl3-reference", flips=1), same("near", "exl3-cuda", flips=1)],
     ),
     Row(
         "exl3-rows",
@@ -348,7 +393,7 @@ EXL3_ROWS = [
         group="exl3",
         backend="cuda",
         engine={**GRAPHS, **SM12X_ROWS},
-        checks=[REPEATS, CACHED, same("near", "exl3-graphs")],
+        checks=[REPEATS, CACHED, WARM, FORCED, same("near", "exl3-graphs", flips=1)],
     ),
     Row(
         "exl3-mtp",
@@ -357,7 +402,7 @@ EXL3_ROWS = [
         group="exl3",
         backend="cuda",
         engine={**WIDE_GRAPHS, **mtp(3)},
-        checks=[REPEATS, CACHED, DRAFTED, same("near", "exl3-graphs")],
+        checks=[REPEATS, CACHED, WARM, FORCED, DRAFTED, same("near", "exl3-graphs", flips=1)],
     ),
     Row(
         "exl3-mtp-rows",
@@ -366,14 +411,14 @@ EXL3_ROWS = [
         group="exl3",
         backend="cuda",
         engine={**WIDE_GRAPHS, **SM12X_ROWS, **mtp(3)},
-        checks=[REPEATS, CACHED, DRAFTED, same("near", "exl3-rows")],
+        checks=[REPEATS, CACHED, WARM, FORCED, DRAFTED, same("near", "exl3-rows", flips=1)],
     ),
     Row(
         "mtp",
         "three drafts of the MTP layer, no EXL3, CUDA graphs",
         group="exl3",
         engine={**WIDE_GRAPHS, **mtp(3)},
-        checks=[REPEATS, CACHED, DRAFTED, same("near", "stock-graphs")],
+        checks=[REPEATS, CACHED, WARM, FORCED, DRAFTED, same("near", "stock-graphs", flips=1)],
     ),
     Row(
         "qwen-reference",
@@ -382,7 +427,7 @@ EXL3_ROWS = [
         group="exl3",
         backend="reference",
         env={"SPARKLOOM_EXL3_EXPAND": "1"},
-        checks=[REPEATS, same("near", "stock-qwen")],
+        checks=[REPEATS, same("near", "stock-qwen", flips=1)],
     ),
     Row(
         "qwen-cuda",
@@ -393,8 +438,8 @@ EXL3_ROWS = [
         checks=[
             REPEATS,
             value("facts.backends", "==", ["CudaExperts"]),
-            same("near", "qwen-reference"),
-            same("near", "stock-qwen"),
+            same("near", "qwen-reference", flips=1),
+            same("near", "stock-qwen", flips=1),
         ],
     ),
     Row(
@@ -404,11 +449,24 @@ EXL3_ROWS = [
         group="exl3",
         backend="cuda",
         engine=GRAPHS,
-        checks=[REPEATS, same("near", "qwen-cuda")],
+        checks=[REPEATS, same("near", "qwen-cuda", flips=1)],
     ),
 ]
 
 LONG_ENGINE = {"max_num_batched_tokens": 8192, "enable_prefix_caching": False}
+
+
+def judged_long() -> list[dict[str, Any]]:
+    """As near to float32 as bfloat16 is, nearer than a wrong selection, and the same tokens selected."""
+    found = []
+    for part in ("prefill", "decode"):
+        mine, bf16 = f"numbers.{part}.median", f"numbers.transformers_bf16_{part}.median"
+        found.append(own(mine, "<", bf16, times=1.5))
+        found.append(own(mine, "<", f"numbers.newest_only_{part}.median", times=0.8))
+    selected = own("numbers.overlap_prefill", ">", "numbers.overlap_transformers_bf16", plus=-0.05)
+    return [*found, selected, own("numbers.overlap_prefill", ">", "numbers.overlap_newest_only", plus=0.3)]
+
+
 LONG_ROWS = [
     Row(
         "long-32k",
@@ -418,25 +476,17 @@ LONG_ROWS = [
         plugin=False,
         engine={**LONG_ENGINE, "max_model_len": 33500},
         task_args={"length": 32768},
-        checks=[
-            value("numbers.prefill.median", "<", 0.06),
-            value("numbers.decode.median", "<", 0.06),
-            value("numbers.overlap_prefill", ">", 0.9),
-        ],
+        checks=judged_long(),
     ),
     Row(
-        "long-64k",
-        "the same with a 64k prompt",
+        "long-60k",
+        "the same with a prompt of 61,440 tokens",
         task="long_context",
         group="long",
         plugin=False,
-        engine={**LONG_ENGINE, "max_model_len": 66500},
-        task_args={"length": 65536},
-        checks=[
-            value("numbers.prefill.median", "<", 0.06),
-            value("numbers.decode.median", "<", 0.06),
-            value("numbers.overlap_prefill", ">", 0.9),
-        ],
+        engine={**LONG_ENGINE, "max_model_len": 62000},
+        task_args={"length": 61440},
+        checks=judged_long(),
     ),
     Row(
         "long-32k-rows",
@@ -447,11 +497,7 @@ LONG_ROWS = [
         backend="cuda",
         engine={**LONG_ENGINE, **SM12X_ROWS, "max_model_len": 33500},
         task_args={"length": 32768},
-        checks=[
-            value("numbers.prefill.median", "<", 0.08),
-            value("numbers.decode.median", "<", 0.08),
-            value("numbers.overlap_prefill", ">", 0.9),
-        ],
+        checks=judged_long(),
     ),
 ]
 
@@ -462,7 +508,15 @@ DFLASH_ROWS = [
         f"DFlash2, seven drafts, the ring found by {how}; graphs",
         group="dflash",
         engine={**WIDE_GRAPHS, **dflash(source)},
-        checks=[REPEATS, CACHED, DRAFTED, EVERY_POSITION, same("near", "stock-graphs")],
+        checks=[
+            REPEATS,
+            CACHED,
+            WARM,
+            FORCED,
+            DRAFTED,
+            EVERY_POSITION,
+            same("near", "stock-graphs", flips=1),
+        ],
     )
     for source, how in (
         ("anchor", "attention inside the block"),
@@ -476,7 +530,7 @@ DFLASH_ROWS += [
         "DFlash2 with the context draft, eager",
         group="dflash",
         engine=dflash("context"),
-        checks=[REPEATS, CACHED, DRAFTED, EVERY_POSITION, same("near", "stock")],
+        checks=[REPEATS, CACHED, WARM, FORCED, DRAFTED, EVERY_POSITION, same("near", "stock")],
     ),
     Row(
         "dflash-exl3",
@@ -485,7 +539,7 @@ DFLASH_ROWS += [
         group="dflash",
         backend="cuda",
         engine={**WIDE_GRAPHS, **SM12X_ROWS, **dflash("context", attention_backend="FLASH_ATTN")},
-        checks=[REPEATS, CACHED, DRAFTED, EVERY_POSITION, same("near", "exl3-rows")],
+        checks=[REPEATS, CACHED, WARM, FORCED, DRAFTED, EVERY_POSITION, same("near", "exl3-rows", flips=1)],
     ),
 ]
 

@@ -12,6 +12,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpumatrix import judge
+
 FIRST, LAST = 23, 399  # plain ids of the tiny tokenizer
 BASE: dict[str, Any] = {
     "max_model_len": 4096,
@@ -73,7 +75,7 @@ def generate(row: Mapping[str, Any]) -> dict[str, Any]:
     llm = make_engine(row)
     prompts = [prompt(40 + 11 * i, i) for i in range(3)]
     first = [generation(o) for o in ask(llm, prompts, TOKENS, logprobs=TOP)]
-    again = [generation(o) for o in ask(llm, prompts, TOKENS, logprobs=TOP)]
+    again = [generation(o) for o in ask(llm, prompts, TOKENS, logprobs=TOP, skip_reading_prefix_cache=True)]
     numbers: dict[str, Any] = {}
     facts = look(llm)
     facts["repeats"] = [g["tokens"] for g in first] == [g["tokens"] for g in again]
@@ -82,8 +84,9 @@ def generate(row: Mapping[str, Any]) -> dict[str, Any]:
         cold, warm = (ask(llm, [long], TOKENS, logprobs=TOP)[0] for _ in range(2))
         numbers["cached_first"], numbers["cached_second"] = cold.num_cached_tokens, warm.num_cached_tokens
         first.append(generation(cold))
-        warmed = generation(warm)["tokens"]
-        facts["long_repeats"] = warmed == first[-1]["tokens"]
+        prompts.append(long)
+        numbers["warm"] = judge.agreement([first[-1]], [generation(warm)])
+    numbers["forced"] = forced(llm, prompts, first)
     if row["task_args"].get("probe") == "no_store":
         once, stored = prompt(LONG, 11), prompt(LONG, 12)
         extra = {"skip_writing_prefix_cache": 1}
@@ -96,6 +99,30 @@ def generate(row: Mapping[str, Any]) -> dict[str, Any]:
     ask(llm, [prompt(64, 3)], 128)
     numbers["decode_tokens_per_s"] = round(128 / (time.perf_counter() - start), 1)
     return {"generations": first, "facts": facts, "numbers": numbers}
+
+
+def forced(llm: Any, prompts: Sequence[Sequence[int]], said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the engine itself thinks of its text when it reads it as a prompt, in one prefill.
+
+    Decoding (speculation, rolled-back states, graphs, small batches) against prefill, at every token, also
+    after a flip. `behind` counts tokens that lie more than half a nat behind the likeliest.
+    """
+    texts = [[*p, *g["tokens"]] for p, g in zip(prompts, said, strict=True)]
+    answers = ask(llm, texts, 1, prompt_logprobs=TOP, skip_reading_prefix_cache=True)
+    gaps, moved = [], []
+    for start, answer, wrote in zip(map(len, prompts), answers, said, strict=True):
+        for at, token in enumerate(wrote["tokens"]):
+            step = {t: entry.logprob for t, entry in answer.prompt_logprobs[start + at].items()}
+            gaps.append(max(step.values()) - step[token])
+            moved.append(abs(step[token] - wrote["logprobs"][at]))
+    return {
+        "tokens": len(gaps),
+        "likeliest": round(sum(gap == 0 for gap in gaps) / len(gaps), 4),
+        "behind": sum(gap > judge.TIE for gap in gaps),
+        "worst_gap": round(max(gaps), 4),
+        "median": round(judge.quantile(moved, 0.5), 5),
+        "p95": round(judge.quantile(moved, 0.95), 5),
+    }
 
 
 def speculation(llm: Any) -> dict[str, Any]:
@@ -224,7 +251,8 @@ def spin(row: Mapping[str, Any]) -> dict[str, Any]:
 
     llm = make_engine(row)
     prompts = [prompt(40 + 11 * i, i) for i in range(3)]
-    first = [generation(o) for o in ask(llm, prompts, TOKENS, logprobs=TOP)]
+    # One by one: how requests fall into steps depends on timing, and rounding on the steps.
+    first = [generation(ask(llm, [p], TOKENS, logprobs=TOP)[0]) for p in prompts]
     me = psutil.Process()
 
     def used() -> float:

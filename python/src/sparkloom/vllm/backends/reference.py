@@ -80,7 +80,7 @@ def decode(trellis: torch.Tensor, name: str) -> torch.Tensor:
 @cache
 def hadamard(device: torch.device) -> torch.Tensor:
     """The 128 x 128 Sylvester matrix over the square root of 128, float32."""
-    h = torch.ones(1, 1)
+    h = torch.ones(1, 1, dtype=torch.float32)  # vLLM loads with the model's type as default
     while h.shape[0] < BLOCK:
         h = torch.cat([torch.cat([h, h], 1), torch.cat([h, -h], 1)], 0)
     return (h * BLOCK**-0.5).to(device)
