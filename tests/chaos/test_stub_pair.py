@@ -84,6 +84,19 @@ def test_a_day_of_a_pair(world: Make, capsys: pytest.CaptureFixture[str], tmp_pa
 def test_a_worker_alone_waits_and_says_for_whom(world: Make, capsys: pytest.CaptureFixture[str]) -> None:
     w = world(nodes="loopback")
     w.ready()
+    # Orders on a worker go to the head, and the command waits for what comes of them, not for what was.
+    at_worker = ["--socket", str(w.socket("worker"))]
+    assert run(["drain", *at_worker, "--wait", "60"]) == 0
+    assert w.status()["phase"] == "down"
+    assert run(["start", *at_worker, "--wait", "60"]) == 0
+    assert w.status()["ready"]
+    away = w.model / "away.json"
+    (w.model / "config.json").rename(away)
+    assert run(["restart", *at_worker, "--wait", "60"]) == 7  # the start limit ends it
+    away.rename(w.model / "config.json")
+    assert run(["start", *at_worker, "--wait", "60"]) == 0
+    assert run(["status", *at_worker]) == 0
+    capsys.readouterr()
     w.stop_agent("head")
     assert run(["stop", "--socket", str(w.socket("worker")), "--wait", "5"]) in (3, 5, 7)
     assert "head" in capsys.readouterr().err

@@ -281,7 +281,7 @@ class Agent:
     async def order(self, text: str) -> dict[str, Any]:
         """Take an order here (head) or hand it to the head."""
         if self.coordinator is None:
-            return await self._to_head("/v1/order", {"order": text})
+            return await self._to_head("/v1/order", {"order": text}, 300.0)  # a restart checks all nodes
         kind = OrderKind(text)
         if kind is OrderKind.RESTART and self.coordinator.pair.phase.running:
             # Everything is validated before a running pair is stopped.
@@ -289,7 +289,8 @@ class Agent:
             if problems:
                 return {"accepted": False, "problems": problems}
         self.coordinator.order(kind)
-        return {"accepted": True, "epoch": self.coordinator.pair.epoch}
+        pair = self.coordinator.pair
+        return {"accepted": True, "moment": [pair.term, pair.epoch]}
 
     async def _restart_problems(self) -> list[str]:
         try:

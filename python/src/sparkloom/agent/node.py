@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from sparkloom import fsio
-from sparkloom.agent import stacks
+from sparkloom.agent import orphans, stacks
 from sparkloom.agent.cgroup import RankGroup
 from sparkloom.agent.gate import Blockers, Gate
 from sparkloom.agent.host import HostFacts, ask_gpu, read_host
@@ -227,6 +227,8 @@ class LocalNode:
         )
         with contextlib.suppress(OSError):
             Path(f"/proc/{rank.pid}/oom_score_adj").write_text(str(RANK_OOM_SCORE))
+        with contextlib.suppress(OSError):  # the mark finds it as well
+            orphans.record(self.settings.state, rank.keeper, self.root.text(boot.BOOT_ID) or "")
         self.group = RankGroup.make(f"rank-{generation}", rank.pid)
         return rank
 
@@ -286,19 +288,20 @@ class LocalNode:
 
     def _exit_text(self, status: int) -> str:
         """Why it ended, as far as its log of the last half minute tells."""
-        if error := self.log.first_error(time.monotonic() - 30.0):
-            return error
-        return "killed by SIGKILL" if status == 137 else ""
+        error = self.log.first_error(time.monotonic() - 30.0)
+        if status == 137:  # what the log says then is mostly what others of its processes made of it
+            return f"killed by SIGKILL; its log: {error}" if error else "killed by SIGKILL"
+        return error
 
     def sweep(self) -> int:
-        """Kill every process that carries this node's mark (of this or an earlier life of the agent)."""
+        """Kill every process of the rank, of this or an earlier life of the agent; how many live on."""
         if self.group is not None:
             self.group.kill()
-
-        def find() -> list[procs.Proc]:
-            return [p for p in procs.snapshot().values() if procs.has_mark(p.pid, self.mark)]
-
-        return len(procs.kill_all(find, 5.0))
+        boot_id = self.root.text(boot.BOOT_ID) or ""
+        left = procs.kill_all(lambda: orphans.find(self.settings.state, self.mark, boot_id), 5.0)
+        if not left:
+            orphans.forget(self.settings.state)
+        return len(left)
 
     async def stop(self) -> None:
         """End the rank and wait until nothing of it is left; `watch` may have ended already."""

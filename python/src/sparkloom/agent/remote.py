@@ -45,7 +45,7 @@ class Remote:
         Raises:
             SparkloomError: it was refused; every problem is listed and nothing was changed.
         """
-        answer = self._ask("POST", "/order", {"order": kind})
+        answer = self._ask("POST", "/order", {"order": kind}, timeout=300.0)  # a restart checks all nodes
         if not answer.get("accepted"):
             problems = answer.get("problems") or ["no reason given"]
             raise SparkloomError(
@@ -92,9 +92,11 @@ class Remote:
                 )
             time.sleep(0.3)
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _ask(
+        self, method: str, path: str, body: dict[str, Any] | None = None, timeout: float = 90.0
+    ) -> dict[str, Any]:
         try:
-            response = self.http.request(method, "http://agent" + path, json=body)
+            response = self.http.request(method, "http://agent" + path, json=body, timeout=timeout)
             return dict(response.json())
         except (httpx.HTTPError, ValueError) as error:
             gone = not self.socket.exists()

@@ -47,6 +47,7 @@ def build_view(co: Coordinator) -> dict[str, Any]:
         "ready": str(pair.phase) == "ready",
         "wanted": "up" if pair.wanted else "down",
         "generation": pair.generation,
+        "moment": [pair.term, pair.epoch],  # rises with each change; an order's answer names one too
         "since_s": round(now - pair.since, 1),
         "stage": str(pair.stage) if str(pair.phase) == "loading" else None,
         "reason": None

@@ -44,7 +44,7 @@ def follow(kind: str, wait: float, socket: Path | None, format: Format) -> None:
 
     with Remote(socket_path(socket)) as remote:
         before = remote.status()
-        remote.order(kind)
+        since = remote.order(kind)["moment"]
         if not wait:
             print_json({"accepted": True}) if format is Format.json else print("accepted")
             return
@@ -52,6 +52,8 @@ def follow(kind: str, wait: float, socket: Path | None, format: Format) -> None:
         old = before.get("generation", 0) if kind == "restart" and before.get("ready") else -1
 
         def ended(view: dict[str, Any]) -> bool:
+            if view.get("moment", [0, 0]) < since:
+                return False  # a worker's agent has not heard of the order yet
             phase = view.get("phase")
             fresh = view.get("generation", 0) > old
             return phase == "failed" or (phase == good and (fresh or good == "down"))

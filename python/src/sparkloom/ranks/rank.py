@@ -16,6 +16,9 @@ from pathlib import Path
 from sparkloom.ranks import logs, procs
 from sparkloom.ranks.nodes import Node
 
+# vLLM renames its processes; without this the new name is written over the environment that /proc shows, and
+# the mark by which a lost rank is found again (`procs.has_mark`) goes with it.
+KEEP_MARK = {"SPT_NOENV": "1"}
 KEEPER = "sparkloom.ranks.keeper"  # a module to run, not to import
 STOP, KILL = b"T", b"K"  # orders on the control pipe
 
@@ -85,7 +88,7 @@ class Rank:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,
-                    env=dict(env),
+                    env={**env, **KEEP_MARK},
                     start_new_session=True,
                     pass_fds=(read_end,),
                 )
