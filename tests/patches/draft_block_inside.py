@@ -190,25 +190,30 @@ def serve(config: Any, scheduler_block: int, hash_block: int) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Plan, check, serve, print."""
-    from sparkloom.vllm.hooks import install
-
-    install()
+def look() -> dict[str, Any]:
+    """Plan, check, serve."""
     from vllm.v1.core.kv_cache_planning import get_kv_cache_config_from_groups, get_kv_cache_groups
     from vllm.v1.core.kv_cache_utils import generate_scheduler_kv_cache_config, resolve_kv_cache_block_sizes
 
     asked = configuration()
     planned = get_kv_cache_config_from_groups(asked, get_kv_cache_groups(asked, specs(4608)), POOL)
     scheduler_block, hash_block = resolve_kv_cache_block_sizes(planned, asked)
-    found = {
+    return {
         "blocks": planned.num_blocks,
         "stride": max(t.block_stride for t in planned.kv_cache_tensors),
         "sizes": [scheduler_block, hash_block],
         "disjoint": disjoint(planned),
         **serve(generate_scheduler_kv_cache_config([planned]), scheduler_block, hash_block),
     }
-    print("FOUND", json.dumps(found))
+
+
+def main() -> None:
+    """Stock, then with the hook."""
+    from sparkloom.vllm.hooks import install
+
+    stock = look()
+    install()
+    print("FOUND", json.dumps([stock, look()]))
 
 
 if __name__ == "__main__":

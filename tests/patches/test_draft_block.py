@@ -6,7 +6,6 @@ import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -40,13 +39,8 @@ def test_more_blocks_and_no_row_lost(vllm_source: Path, run_in: Callable[..., st
     """Stock, then with the option: pool blocks pinned and equal to our planner's, the same prefix hits."""
     pytest.importorskip("vllm", reason="no vLLM is installed: its dependencies are missing")
     code = f"import runpy; runpy.run_path({str(CODE)!r}, run_name='__main__')\n"
-
-    def look(patches: dict[str, Any]) -> dict[str, Any]:
-        out = run_in(vllm_source, code, json.dumps(patches))
-        found: dict[str, Any] = json.loads(out.rpartition("FOUND ")[2])
-        return found
-
-    stock, hooked = look({}), look({"draft_kv_block_tokens": 2304})
+    out = run_in(vllm_source, code, json.dumps({"draft_kv_block_tokens": 2304}))
+    stock, hooked = json.loads(out.rpartition("FOUND ")[2])
     assert (stock["blocks"], stock["stride"], stock["sizes"]) == (529, 47_185_920, [4608, 4608])
     assert (hooked["blocks"], hooked["stride"], hooked["sizes"]) == (715, 34_924_032, [4608, 2304])
     for found, block in ((stock, None), (hooked, 2304)):

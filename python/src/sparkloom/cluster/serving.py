@@ -131,8 +131,8 @@ class Patches(Section):
     """Turn programmatic dependent launch off on sm_12x; a race on the state kernels was reported with it
     on."""
     adaptive_verify_width: bool = False
-    """Verify only a prefix of the draft block, chosen per step from a moving average of acceptance. Needs
-    a patched vLLM: without the patch a rank refuses to start."""
+    """Verify only a prefix of the draft block, chosen per step from what was accepted lately. Lossless.
+    Each width gets CUDA graphs of its own."""
     draft_kv_block_tokens: Annotated[int, Field(ge=256, le=16_384)] | None = None
     """KV block of the DFlash2 drafter in tokens; must divide the manager block of 4608. 2304 lowers the
     pool's stride from 47.2 to 34.9 MB (+35 % blocks). null: the manager block."""

@@ -14,6 +14,7 @@ from sparkloom.cluster.profiles import CPU_DEFAULTS, MODEL_DEFAULTS, PROFILES, B
 from sparkloom.cluster.schema import walk
 from sparkloom.cluster.serving import Effort, FairPrefill
 from sparkloom.cluster.types import Cluster
+from sparkloom.vllm.hooks.width_control import choices
 
 if TYPE_CHECKING:
     from sparkloom.plan.kv import Layout
@@ -135,7 +136,8 @@ def _derived(cluster: Cluster, found: dict[str, Sourced]) -> None:
         value = blocks * _layout(cluster, found).block_tokens
         note = f"{retention.note}, {blocks} blocks"
         found["serving.prefix_cache_retention_tokens"] = Sourced(value, retention.origin, note)
-    sizes = graph_sizes(tokens, found["serving.max_sequences"].value)
+    adaptive = cluster.patches.adaptive_verify_width
+    sizes = graph_sizes(tokens, found["serving.max_sequences"].value, adaptive)
     fill("serving.cuda_graph_sizes", list(sizes), "from drafter tokens and max_sequences")
     if cluster.engine.platform is Platform.cpu:
         fill("engine.omp_threads", 1, "CPU platform")
@@ -187,14 +189,16 @@ def _pool_bytes(cluster: Cluster, found: Mapping[str, Sourced]) -> int:
     )
 
 
-def graph_sizes(draft_tokens: int, max_sequences: int) -> tuple[int, ...]:
+def graph_sizes(draft_tokens: int, max_sequences: int, adaptive: bool = False) -> tuple[int, ...]:
     """Token counts worth capturing: 1 (a lone token), then whole verify steps of 1..max_sequences requests.
 
-    A verify step has draft_tokens + 1 rows per request; beyond 8 requests the counts double.
+    A verify step has draft_tokens + 1 rows per request, or one more than each width that an adaptive one may
+    choose; beyond 8 requests the counts double.
     """
     rows = draft_tokens + 1
+    widths = choices(draft_tokens) if adaptive and draft_tokens > 1 else (draft_tokens,)
     counts = [n for n in (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256) if n < max_sequences]
-    sizes = {rows * n for n in [*counts, max_sequences]} | {1}
+    sizes = {(width + 1) * n for width in widths for n in [*counts, max_sequences]} | {1}
     if rows > 1:
         sizes |= {2, 4} if rows > 4 else {2}
     return tuple(sorted(sizes))

@@ -20,11 +20,11 @@ HOOKS: dict[str, str] = {
     "per_request_no_store": "no_store",
     "spin_window_ms": "spin_window",
     "draft_kv_block_tokens": "draft_block",
+    "adaptive_verify_width": "verify_width",
 }
 """Option of the cluster file -> module of this package whose `install(value)` does it."""
 
 UNBUILT: dict[str, str] = {
-    "adaptive_verify_width": "the verify width stays that of the drafter",
     "free_indexer_logits": "the indexer's logits live until the next chunk",
     "dense_quantization": "vLLM builds these projections without a quantisation config",
 }
