@@ -73,6 +73,7 @@ PLAIN: dict[str, list[Any]] = {
     "agent.state_directory": ["/srv/s"],
     "patches.draft_kv_block_tokens": [None],
     "patches.fair_prefill": ["stock"],
+    "patches.keep_prefix_share": [0.25],
     "patches.spin_window_ms": [2.5],
     "probe.checks": ["quick"],
     "rendezvous.rpc_port_base": [29700],

@@ -138,7 +138,8 @@ def test_the_pair_with_drafts_equals_transformers(
             *("--distributed-timeout-seconds", "120", "--cpu-distributed-timeout-seconds", "120"),
             *("--speculative-config", '{"method": "mtp", "num_speculative_tokens": 3}'),
         ]
-        env = ENV | {"SPARKLOOM_PROCESSES": "5"}
+        options = json.dumps({"adaptive_verify_width": True})  # lossless, and both ranks get the same width
+        env = ENV | {"SPARKLOOM_PROCESSES": "5", "SPARKLOOM_PATCHES": options}
         head = ["--node-rank", "0", "--host", "127.0.0.1", "--port", str(api), "--served-model-name", "tiny"]
         pair.start("head", 0, shared + head, log=tmp_path / "head.log", env=env)
         pair.start(

@@ -94,40 +94,83 @@ def new_tokens() -> list[Any]:
     return [*limits, f(1000, None, 10, {"max_tokens": 7}), serving.get_max_tokens is f]
 
 
-def prefix_hits(extra: dict[str, Any] | None) -> list[int]:
-    """Cached tokens that two equal requests find, one after the other."""
+def cache(blocks: int) -> Any:
+    """vLLM's cache manager with so many blocks of four tokens."""
     import torch
-    from vllm import SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_manager import KVCacheManager
-    from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+    from vllm.v1.core.kv_cache_utils import init_none_hash
     from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
-    from vllm.v1.request import Request
 
     init_none_hash(sha256)
     spec = FullAttentionSpec(block_size=4, num_kv_heads=1, head_size=8, dtype=torch.float32)
     groups = [KVCacheGroupSpec(["l"], spec)]
-    config = KVCacheConfig(num_blocks=64, kv_cache_tensors=[], kv_cache_groups=groups)
+    config = KVCacheConfig(num_blocks=blocks, kv_cache_tensors=[], kv_cache_groups=groups)
     names = inspect.signature(KVCacheManager.__init__).parameters
     more: dict[str, Any] = {k: 4 for k in ("hash_block_size", "scheduler_block_size") if k in names}
     if "max_num_batched_tokens" in names:
         more["max_num_batched_tokens"] = 64
-    manager = KVCacheManager(kv_cache_config=config, max_model_len=64, enable_caching=True, **more)
-    hits = []
-    for i in range(2):
-        request = Request(
-            request_id=f"r{i}",
-            prompt_token_ids=list(range(16)),
-            pooling_params=None,
-            sampling_params=SamplingParams(max_tokens=1, extra_args=extra),
-            block_hasher=get_request_block_hasher(4, sha256),
-        )
-        blocks, n = manager.get_computed_blocks(request)[:2]
-        hits.append(n)
-        manager.allocate_slots(request, 16 - n, n, blocks)
-        request.num_computed_tokens = 16
-        manager.free(request)
-    return hits
+    return KVCacheManager(kv_cache_config=config, max_model_len=64, enable_caching=True, **more)
+
+
+def ask(manager: Any, tokens: list[int], extra: dict[str, Any] | None = None) -> int | None:
+    """Serve one prompt from start to end: the cached tokens that it found; None when it had no room."""
+    from vllm import SamplingParams
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+    from vllm.v1.request import Request
+
+    request = Request(
+        request_id=str(tokens),
+        prompt_token_ids=tokens,
+        pooling_params=None,
+        sampling_params=SamplingParams(max_tokens=1, extra_args=extra),
+        block_hasher=get_request_block_hasher(4, sha256),
+    )
+    blocks, found = manager.get_computed_blocks(request)[:2]
+    if manager.allocate_slots(request, len(tokens) - found, found, blocks) is None:
+        return None
+    request.num_computed_tokens = len(tokens)
+    manager.free(request)
+    return int(found)
+
+
+def prefix_hits(extra: dict[str, Any] | None) -> list[int | None]:
+    """Cached tokens that two equal requests find, one after the other."""
+    manager = cache(64)
+    return [ask(manager, list(range(16)), extra) for _ in range(2)]
+
+
+def kept_prefix() -> dict[str, Any]:
+    """What a pool of 17 blocks still has of two conversations after a burst of one-off requests."""
+    manager = cache(17)
+    texts = {name: [at + i for i in range(16)] for name, at in (("kept", 0), ("plain", 100), ("other", 200))}
+
+    def burst(start: int) -> None:
+        for i in range(6):
+            ask(manager, [start + 50 * i + j for j in range(20)])
+
+    ask(manager, texts["plain"])
+    ask(manager, texts["kept"], {"keep_prefix": "a"})
+    burst(1000)
+    hits = [ask(manager, texts["plain"]), ask(manager, texts["kept"])]
+    ask(manager, texts["other"], {"keep_prefix": "b"})  # limit 8: both groups fit
+    burst(2000)
+    hits += [ask(manager, texts["kept"]), ask(manager, texts["other"])]
+    ask(manager, list(range(300, 316)), {"keep_prefix": "c"})  # the third one costs the first its place
+    burst(3000)
+    hits += [ask(manager, texts["kept"]), ask(manager, texts["other"])]
+    full = ask(manager, list(range(500, 564)))  # all 16 blocks: kept ones must give way
+    left = manager.block_pool.get_num_free_blocks()
+    book = getattr(manager.block_pool, "sparkloom_book", None)
+    reset = manager.reset_prefix_cache()
+    return {
+        "hits": hits,
+        "full": full,
+        "left": left,
+        "reset": reset,
+        "kept": None if book is None else len(book),
+    }
 
 
 def main() -> None:
@@ -142,6 +185,7 @@ def main() -> None:
         "routes": routes(),
         "new_tokens": new_tokens(),
         "hits": [prefix_hits(None), prefix_hits({"skip_writing_prefix_cache": 1})],
+        "kept": kept_prefix(),
         "spin": inspect.signature(SpinCondition.__init__).parameters["busy_loop_s"].default,
     }
     print(json.dumps(found))

@@ -17,6 +17,7 @@ ALL = {
     "key_on_all_routes": True,
     "default_new_tokens": 64,
     "per_request_no_store": True,
+    "keep_prefix_share": 0.5,
     "spin_window_ms": 16,
     "pdl_gate": True,
 }
@@ -85,6 +86,17 @@ def test_a_request_that_declines_leaves_no_cached_block(
     assert (normal[0], declined) == (0, [0, 0])
     assert normal[1] > 0
     assert stock["hits"] == [normal, normal]
+
+
+def test_a_kept_prefix_outlives_a_burst_and_never_blocks_it(
+    stock: dict[str, Any], hooked: dict[str, Any]
+) -> None:
+    """Hits of: plain and kept; then two kept groups; then the older and the newer after a third came."""
+    assert stock["kept"]["hits"] == [0] * 6
+    assert hooked["kept"]["hits"] == [0, 12, 12, 12, 0, 12]
+    for found in (stock, hooked):
+        assert (found["kept"]["full"], found["kept"]["left"], found["kept"]["reset"]) == (0, 16, True)
+    assert hooked["kept"]["kept"] == 0
 
 
 def test_the_spin_window_is_set(stock: dict[str, Any], hooked: dict[str, Any]) -> None:

@@ -158,6 +158,9 @@ class Patches(Section):
     """Longest pause of a running answer during a newcomer's prefill in milliseconds, with `fair`."""
     per_request_no_store: bool = True
     """Let a request say that its prompt must not be written to the prefix cache."""
+    keep_prefix_share: Annotated[float, Field(gt=0, le=0.9)] | None = None
+    """Let a request name a group whose cached blocks are evicted last; at most this share of the pool is kept
+    so. null: such a wish is ignored."""
     dense_quantization: bool = False
     """Let quantised dense layers (KDA, MLA, MLP, lm_head) load where the checkpoint has them. Needs a
     patched vLLM: without the patch a rank refuses to start."""

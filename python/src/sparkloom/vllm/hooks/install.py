@@ -18,6 +18,7 @@ HOOKS: dict[str, str] = {
     "default_new_tokens": "new_tokens",
     "stop_strings_after_reasoning": "stop_strings",
     "per_request_no_store": "no_store",
+    "keep_prefix_share": "retention",
     "spin_window_ms": "spin_window",
     "draft_kv_block_tokens": "draft_block",
     "adaptive_verify_width": "verify_width",
