@@ -139,6 +139,65 @@ def test_environment(tmp_path: Path) -> None:
         from_env({ENV: spec.as_env().replace(f'"{spec.manifest_sha256}"', "null")})
 
 
+@pytest.fixture
+def loader(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """vLLM's loader with a load that only reads; target and MTP block each read their own tensors."""
+    from vllm.model_executor.model_loader.base_loader import BaseModelLoader
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+    def load_model(self: Any, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
+        return dict(self.get_all_weights(model_config, None))
+
+    def get_all_weights(self: Any, model_config: Any, model: Any) -> Any:
+        yield from stream({n: w for n, w in matrices(0).items() if n in model_config.reads})
+
+    monkeypatch.setattr(BaseModelLoader, "load_model", load_model)
+    monkeypatch.setattr(DefaultModelLoader, "get_all_weights", get_all_weights)
+    return DefaultModelLoader.__new__(DefaultModelLoader)
+
+
+def configs(draft: str | None, reads: list[str]) -> tuple[Any, Any, Any]:
+    from types import SimpleNamespace as Box
+
+    target = Box(model="/m", reads=reads)
+    other = Box(model=draft, reads=NAMES[1:])
+    whole = Box(model_config=target, speculative_config=draft and Box(draft_model_config=other))
+    return whole, target, other
+
+
+def test_every_tensor_must_come_by_in_target_or_drafter(tmp_path: Path, loader: Any) -> None:
+    from sparkloom.vllm.ablit import install
+
+    theirs = near(matrices(0))
+    spec = donor(tmp_path / "e", "/m", theirs)
+    assert install({}) is None
+    assert install({ENV: spec.as_env()}) == spec
+
+    whole, target, _ = configs(None, NAMES)
+    out = loader.load_model(vllm_config=whole, model_config=target)
+    for name, want in theirs.items():
+        np.testing.assert_array_equal(out[name].float().numpy(), want)
+
+    whole, target, draft = configs("/m", NAMES[:1])  # the MTP block reads the second tensor
+    loader.load_model(whole, target)
+    out = loader.load_model(whole, draft)
+    np.testing.assert_array_equal(out[NAMES[1]].float().numpy(), theirs[NAMES[1]])
+
+    whole, target, draft = configs("/dflash", NAMES[:1])  # a drafter with a checkpoint of its own
+    with pytest.raises(SparkloomError, match="1 of 2 tensors of the weight edit were never loaded"):
+        loader.load_model(whole, target)
+    out = loader.load_model(whole, draft)
+    np.testing.assert_array_equal(out[NAMES[1]].float().numpy(), matrices(0)[NAMES[1]])
+
+    whole, target, draft = configs("/m", NAMES[:1])
+    draft.reads = []
+    loader.load_model(whole, target)
+    with pytest.raises(SparkloomError, match="never loaded"):
+        loader.load_model(whole, draft)
+    with pytest.raises(SparkloomError, match="reloading them in place"):
+        loader.get_all_weights(target, None)
+
+
 INSIDE = """
 import json, sys
 from vllm import LLM

@@ -132,8 +132,9 @@ def install(environ: Any = os.environ) -> Spec | None:
             model = load(self, vllm_config, model_config, *args, **kwargs)
         finally:
             loading.pop()
-        if model_config is not target or not drafts_from(vllm_config):
-            editor[0].finish()
+        if model_config is target and drafts_from(vllm_config):
+            return model  # complete only with the drafter's layers
+        editor[0].finish()
         for line in editor[0].lines():
             logger.info("%s", line)
         return model
