@@ -50,9 +50,13 @@ def test_the_marker_names_known_options_and_reads_switches(
     space = marker(tree)
     assert set(space["PATCHES"]) <= set(UNBUILT)  # type: ignore[call-overload]
     option = space["option"]
-    for text, want in (("", False), ("{}", False), ("[]", False), ('{"free_indexer_logits": true}', True)):
+    for text, want in (("", False), ("{}", False), ('{"free_indexer_logits": true}', True)):
         monkeypatch.setenv("SPARKLOOM_PATCHES", text)
         assert option("free_indexer_logits") is want  # type: ignore[operator]
+    for text in ("[]", "1", "{", "free_indexer_logits"):
+        monkeypatch.setenv("SPARKLOOM_PATCHES", text)
+        with pytest.raises(ValueError, match="SPARKLOOM_PATCHES is not a JSON object"):
+            option("free_indexer_logits")  # type: ignore[operator]
 
 
 def test_the_indexer_is_stock_but_for_the_switched_statement(tree: Path, vllm_source: Path) -> None:

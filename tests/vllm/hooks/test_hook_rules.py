@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -87,3 +89,10 @@ def test_who_declines_to_be_stored() -> None:
     assert not no_store.declines(request({no_store.KEY: 0}))
     assert not no_store.declines(request(None))
     assert not no_store.declines(SimpleNamespace(sampling_params=None))
+
+
+@pytest.mark.parametrize("name", sorted([*HOOKS.values(), "fair_prefill"]))
+def test_a_hook_says_why_and_when_to_drop_it(name: str) -> None:
+    text = importlib.import_module(f"sparkloom.vllm.hooks.{name}").__doc__ or ""
+    for field in ("Why:", "Upstream:", "issue text:", "Default o", "Drop when:", "Tested:"):
+        assert field.lower() in text.lower().replace("\n", " "), field

@@ -2,10 +2,15 @@
 
 Why: with vLLM's order a long prompt holds every running answer for seconds to minutes; with small fixed
 chunks the newcomer waits as long. A controller measures what a prefill token and a decode step cost on this
-machine and sets, before each step, the largest chunk whose gap stays below the bound and how many decode-only
-steps must lie between two chunks so that prefill takes no more than its share.
+machine and sets, before each step, the largest chunk whose gap stays below the bound and how many
+decode-only steps must lie between two chunks so that prefill takes no more than its share.
 Upstream: `Scheduler.schedule` in `vllm/v1/core/sched/scheduler.py` (0.33.0) has both levers, as constants:
-`scheduler_config.long_prefill_token_threshold` and `local_prefill_interval`.
+`scheduler_config.long_prefill_token_threshold` and `local_prefill_interval`. Issue text: "Chunk size and
+interval of prefills are constants, so a long prompt stalls running answers on a slow machine or waits too
+long on a fast one. Please let the scheduler choose both from measured step times, given a longest gap and a
+share."
+Tested: the controller against simulated machines (tests/vllm/hooks/test_fair_prefill.py). On a GPU: the
+largest gap of a running answer while a 32k prompt arrives stays near `fair_prefill_max_gap_ms`.
 Default on (`fair`) for the profiles that serve people. Drop when: vLLM bounds the gap by time.
 """
 

@@ -2,7 +2,11 @@
 
 Why: without a limit a request may run to the end of the context; vLLM's only switch
 (`--override-generation-config max_new_tokens`) caps requests that do name a larger one.
-Upstream: `get_max_tokens` in `vllm/entrypoints/serve/utils/api_utils.py`.
+Upstream: `get_max_tokens` in `vllm/entrypoints/serve/utils/api_utils.py`; issue text: "`max_new_tokens` in
+the generation config caps requests that name a larger limit. Please let a server set a default that applies
+only to requests without one."
+Default on, with the profile's number (`default_new_tokens`).
+Tested: vLLM's own function with and without the hook (tests/vllm/hooks); no GPU is involved.
 Drop when: vLLM tells a default from a cap.
 """
 

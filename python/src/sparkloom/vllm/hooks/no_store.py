@@ -1,9 +1,13 @@
 """A request may say that its prompt must not be written to the prefix cache.
 
-Why: one-off prompts (evaluations, secrets, very long documents read once) evict the conversations that
-come back. vLLM has `skip_reading_prefix_cache` but no counterpart for writing.
+Why: one-off prompts (evaluations, secrets, very long documents read once) evict the conversations that come
+back. vLLM has `skip_reading_prefix_cache` but no counterpart for writing.
 How: `"vllm_xargs": {"skip_writing_prefix_cache": 1}` in the request's body.
-Upstream: `KVCacheCoordinator.cache_blocks` in `vllm/v1/core/kv_cache_coordinator.py`.
+Upstream: `KVCacheCoordinator.cache_blocks` in `vllm/v1/core/kv_cache_coordinator.py`; issue text: "There is
+`skip_reading_prefix_cache` but nothing for writing. Please add `skip_writing_prefix_cache`, so that one-off
+prompts do not evict conversations that come back."
+Tested: vLLM's own cache manager with and without the hook (tests/vllm/hooks). On a GPU: the same long
+prompt twice with the wish: no cached token in the second answer's usage.
 Default on (it does nothing for a request that does not ask). Drop when: vLLM has the counterpart.
 """
 

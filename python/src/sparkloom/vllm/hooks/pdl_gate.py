@@ -1,8 +1,15 @@
 """Programmatic dependent launch off on compute capability 12.x.
 
-Why: vLLM turns PDL on for every capability from 9.0 up and offers no switch. On GB10 a race between dependent
-launches was reported on the state kernels of linear attention. Default on until a GB10 test shows it safe.
-Upstream: `CudaPlatform.is_arch_support_pdl` in `vllm/platforms/cuda.py` (0.33.0) returns `major >= 9`.
+Why: vLLM turns PDL on for every capability from 9.0 up and offers no switch. On GB10 a race between
+dependent launches was reported on the state kernels of linear attention.
+Upstream: `CudaPlatform.is_arch_support_pdl` in `vllm/platforms/cuda.py` (0.33.0) returns `major >= 9`;
+issue text: "PDL is on for every capability from 9.0 up and has no switch. On sm_12x a dependent launch can
+read state that its predecessor has not written. Please gate it by capability, or by an environment
+variable."
+Default on until a GB10 test shows it safe.
+Tested: the rule, and the hook's install inside vLLM on a CPU, where it must do nothing (tests/vllm/hooks).
+On a 12.x GPU `current_platform.is_arch_support_pdl()` must be False with it; on a 9.x GPU it changes
+nothing.
 Drop when: vLLM gates PDL by capability or by an environment variable.
 """
 

@@ -2,7 +2,10 @@
 
 Why: vLLM asks for the key only under /v1, /v2, /inference and /cohere; `POST /invocations` generates text
 without one, and /tokenize, /generative_scoring, /scale_elastic_ep and others are open as well.
-Upstream: `AuthenticationMiddleware` in `vllm/entrypoints/serve/middleware/authenticate.py`.
+Upstream: `AuthenticationMiddleware` in `vllm/entrypoints/serve/middleware/authenticate.py`; issue text:
+"With an API key set, `POST /invocations` still generates text without it, as the middleware guards a list
+of prefixes. Please guard every route but a list of harmless ones."
+Tested: vLLM's own middleware with and without the hook (tests/vllm/hooks); no GPU is involved.
 Default on. Drop when: vLLM guards by default and lists exceptions.
 """
 

@@ -2,7 +2,12 @@
 
 Why: the reader of the shared-memory queue burns one core for a whole second after each message. A window of
 16 ms was published to save 85 % of the engine core's CPU time at no loss of speed; 0 loses wake-ups.
-Upstream: `SpinCondition` in `vllm/distributed/device_communicators/shm_broadcast.py` (`busy_loop_s = 1`).
+Upstream: `SpinCondition` in `vllm/distributed/device_communicators/shm_broadcast.py` (`busy_loop_s = 1`);
+issue text: "The reader of the shared-memory queue burns a core for a second after each message. Please make
+the window an option."
+Default on with 16 ms on CUDA (`spin_window_ms`), stock on the CPU platform.
+Tested: the default of vLLM's own class with and without the hook (tests/vllm/hooks). On a GPU: CPU time of
+the engine core falls, tokens a second do not.
 Drop when: vLLM offers the window as an option.
 """
 
