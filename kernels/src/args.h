@@ -19,16 +19,13 @@ struct Codebook {
   Family family;
 };
 
-constexpr int kThinRows = 64;  // most tokens of the decode path
-#ifndef SPARKLOOM_FAT_ROWS
-#define SPARKLOOM_FAT_ROWS 64
-#endif
-constexpr int kFatRows = SPARKLOOM_FAT_ROWS;  // rows of one prefill segment, 64 or 128
-constexpr int kMaxExperts = 1024;             // routing table in shared memory
-constexpr int kMaxThinBlocks = 2;             // CTAs per SM of the decode path
-constexpr int kFatGroup = 4;                  // segments of one expert that run side by side
-constexpr int kFatBlocks = 128 / kFatRows;    // CTAs per SM of the prefill path
-constexpr int kThinPartial = 4096;            // floats of one split-k partial: 16 rows x 2 strips x 128
+constexpr int kThinRows = 64;       // most tokens of the decode path
+constexpr int kFatRows = 64;        // most rows of one prefill segment
+constexpr int kMaxExperts = 1024;   // routing table in shared memory
+constexpr int kMaxThinBlocks = 2;   // CTAs per SM of the decode path
+constexpr int kFatGroup = 4;        // segments of one expert that run side by side
+constexpr int kFatBlocks = 2;       // CTAs per SM of the prefill path
+constexpr int kThinPartial = 4096;  // floats of one split-k partial: 16 rows x 2 strips x 128
 
 // Stacked weights of all local experts, in the checkpoint's own order:
 //   w13 [E, 2, H/16, I/16, 16 K13] int16, suh13 [E, 2, H], svh13 [E, 2, I]

@@ -57,159 +57,187 @@ __device__ __forceinline__ void rotate_task(const FatArgs& a, int j, int part) {
   }
 }
 
-template <int K, Family F, bool Shared, int RB>
-__device__ __forceinline__ void gemm_task(const FatArgs& a, int j, int chunk, bool gate,
-                                          unsigned char* shared, const Lane<K>& ln) {
-  const int4 item = a.t.items[j];
-  const int lane = threadIdx.x & 31, H = a.w.hidden, I = a.w.inter;
-  const size_t e = item.x;
-  const int stride = (gate ? I : H) / 16 * 8 * K;
-  const uint32_t* w;
-  int strip_step;
-  RowSource src;
-  if (gate) {
-    w = a.w.w13 + e * 2 * (H / 16) * stride + chunk * 8 * 8 * K;
-    strip_step = H / 16 * stride;
-    src = {a.ring_x, (Shared ? 1 : 2) * H, item.y, a.ring_x_rows};
+// What a CTA works on. It lies in shared memory: the main loop needs every register.
+struct FatTask {
+  enum Kind { skip, rotate, gate_up, down, end };
+  int kind, segment, chunk;
+  int expert, first, rows;
+  int strip;  // of gate/up where each has its own input scales
+};
+
+// Thread 0: takes the next task and waits for what it needs, but for the ring's rows.
+__device__ __forceinline__ void next_task(const FatArgs& a, FatTask& task) {
+  const int n = a.t.header[0], gates = fresh(a.w.inter) / 128, downs = (fresh(a.w.hidden) + 255) / 256;
+  const int per_step = kRotateTasks + gates + downs;
+  const int ticket = atomicAdd(a.t.header + (a.phases & 1 ? 1 : 2), 1);
+  const int step = ticket / per_step;
+  int chunk = ticket % per_step, kind, j;
+  if (chunk < kRotateTasks) {
+    j = step;
+    kind = FatTask::rotate;
+  } else if ((chunk -= kRotateTasks) < gates) {
+    j = step - a.ahead;
+    kind = FatTask::gate_up;
   } else {
-    w = a.w.w2 + e * (I / 16) * stride + chunk * 16 * 8 * K;
-    strip_step = H - chunk * 256 >= 256 ? 8 * 8 * K : 0;
-    src = {a.ring_act, I, item.y, a.ring_act_rows};
+    chunk -= gates;
+    j = step - a.ahead - a.behind;
+    kind = FatTask::down;
   }
-  const Codebook cb = gate ? a.w.cb13 : a.w.cb2;
-  float acc[2][2 * RB][4] = {};
-  if (Shared || !gate) {
-    tile_mma<K, F, RB, 2>(acc, w, strip_step, stride, src, (gate ? H : I) / 16, shared, ln, cb);
+  if (j < 0 || j >= n || !(a.phases & (kind == FatTask::down ? 2 : 1)))
+    kind = step < n + a.ahead + a.behind ? FatTask::skip : FatTask::end;
+  if (kind == FatTask::gate_up) {
+    group_order(a.t.items, j * gates + chunk, gates, j, chunk);
+    wait_count(a.rotated + j, kRotateTasks);
+  } else if (kind == FatTask::down) {
+    group_order(a.t.items, j * downs + chunk, downs, j, chunk);
+    wait_count(a.gated + j, gates);
+  }
+  task.kind = kind;
+  task.segment = j;
+  task.chunk = chunk;
+  task.strip = 0;
+  if (kind != FatTask::skip && kind != FatTask::end) {
+    const int4 item = a.t.items[j];
+    task.expert = item.x;
+    task.first = item.y;
+    task.rows = item.z;
+  }
+}
+
+template <int K, Family F, bool Shared>
+__device__ __forceinline__ void gemm_task(const FatArgs& a, volatile FatTask& task, unsigned char* shared) {
+  TileSums acc = {};
+  // `task` is volatile, so that operands are found anew for each strip instead of kept.
+  auto gate_up = [&](auto loop) {
+    const int H = a.w.hidden, strip = task.strip;
+    const int stride = a.w.inter / 16 * 8 * K, strip_step = H / 16 * stride;
+    const RowSource src = {a.ring_x + strip * H, (Shared ? 1 : 2) * H, task.first, task.rows, a.ring_x_rows};
+    const size_t matrix = static_cast<size_t>(task.expert) * 2 + strip;
+    loop(a.w.w13 + matrix * strip_step + task.chunk * 8 * 8 * K, strip_step, stride, src, H / 16, a.w.cb13);
+  };
+  if (task.kind == FatTask::down) {
+    const int H = a.w.hidden, I = a.w.inter, chunk = task.chunk, stride = H / 16 * 8 * K;
+    const RowSource src = {a.ring_act, I, task.first, task.rows, a.ring_act_rows};
+    const uint32_t* w = a.w.w2 + static_cast<size_t>(task.expert) * (I / 16) * stride + chunk * 16 * 8 * K;
+    tile_mma_rows<K, F>(acc, shared, w, H - chunk * 256 >= 256 ? 8 * 8 * K : 0, stride, src, I / 16, a.w.cb2);
+  } else if constexpr (Shared) {
+    gate_up([&](auto... operands) { tile_mma_rows<K, F>(acc, shared, operands...); });
   } else {
     // Gate and up read differently rotated rows: one strip after the other, through the same registers.
-#pragma unroll 1
-    for (int pass = 0; pass < 2; ++pass) {
-      tile_mma<K, F, RB, 1>(acc, w, strip_step, stride, src, H / 16, shared, ln, cb);
+    for (;;) {
+      gate_up([&](auto... operands) { tile_mma<K, F, kBlocks, 1>(acc, shared, operands...); });
 #pragma unroll
-      for (int b = 0; b < 2 * RB; ++b)
+      for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
           const float t = acc[0][b][c];
           acc[0][b][c] = acc[1][b][c];
           acc[1][b][c] = t;
         }
-      w += strip_step;
-      src.base += H;
+      if (task.strip) break;
+      __syncthreads();
+      if (threadIdx.x == 0) task.strip = 1;
+      __syncthreads();
     }
   }
-  const int4 it = a.t.items[j];  // read again: registers are dear in the loop
-  if (gate) {
-    const half* svh = a.w.svh13 + static_cast<size_t>(it.x) * 2 * I + chunk * 128;
-    const half* suh = a.w.suh2 + static_cast<size_t>(it.x) * I + chunk * 128;
-    tile_rows<RB>(acc, reinterpret_cast<float*>(shared), it.z, [&](int row, float4 g, float4 u) {
+  const int H = a.w.hidden, I = a.w.inter, chunk = task.chunk, first = task.first;
+  const size_t e = task.expert;
+  if (task.kind == FatTask::gate_up) {
+    const half* svh = a.w.svh13 + e * 2 * I + chunk * 128;
+    const half* suh = a.w.suh2 + e * I + chunk * 128;
+    tile_rows(acc, reinterpret_cast<float*>(shared), task.rows, [&](int row, int lane, float4 g, float4 u) {
       const float4 v = gate_up_epilogue(g, u, svh, svh + I, suh, a.limit, lane);
-      const size_t ring_row = (it.y + row) % a.ring_act_rows;
+      const size_t ring_row = (first + row) % a.ring_act_rows;
       store4(a.ring_act, Dtype::f16, ring_row * I + chunk * 128 + 4 * lane, v);
     });
   } else {
-    const half* svh = a.w.svh2 + static_cast<size_t>(it.x) * H + chunk * 256 + 4 * lane;
-    tile_rows<RB>(acc, reinterpret_cast<float*>(shared), it.z, [&](int row, float4 y0, float4 y1) {
-      half* dst = a.rows + static_cast<size_t>(a.t.slots[it.y + row]) * H + chunk * 256 + 4 * lane;
+    const half* svh = a.w.svh2 + e * H + chunk * 256;
+    tile_rows(acc, reinterpret_cast<float*>(shared), task.rows, [&](int row, int lane, float4 y0, float4 y1) {
+      half* dst = a.rows + static_cast<size_t>(a.t.slots[first + row]) * H + chunk * 256 + 4 * lane;
       auto put = [](half* p, float4 v) {
         auto c = [](float f) { return fminf(fmaxf(f, -65504.f), 65504.f); };
         __stcs(reinterpret_cast<uint2*>(p), make_uint2(pack2(c(v.x), c(v.y)), pack2(c(v.z), c(v.w))));
       };
-      put(dst, hadamard128(y0, lane) * load4h(svh));
-      if (H - chunk * 256 >= 256) put(dst + 128, hadamard128(y1, lane) * load4h(svh + 128));
+      put(dst, hadamard128(y0, lane) * load4h(svh + 4 * lane));
+      if (H - chunk * 256 >= 256) put(dst + 128, hadamard128(y1, lane) * load4h(svh + 128 + 4 * lane));
     });
   }
 }
 
+// Separate input scales take more registers; at rates other than 4 one CTA an SM runs then, the others wait.
+template <int K, bool Shared>
+constexpr int kFatResident = Shared || K == 4 ? kFatBlocks : 1;
+
 template <int K, Family F, bool Shared>
-__global__ void __launch_bounds__(kFatThreads, kFatBlocks) fat_moe(const __grid_constant__ FatArgs a) {
+__global__ void __launch_bounds__(kFatThreads, (kFatResident<K, Shared>))
+    fat_moe(const __grid_constant__ FatArgs a) {
   extern __shared__ __align__(128) unsigned char shared[];
-  __shared__ int ticket;
-  const Lane<K> ln(threadIdx.x & 31);
-  const int n = a.t.header[0], H = a.w.hidden, I = a.w.inter;
-  const int gates = I / 128, downs = (H + 255) / 256;
-  const int per_step = kRotateTasks + gates + downs;
-  const int ahead = a.ahead, behind = a.behind, total = (n + ahead + behind) * per_step;
+  __shared__ volatile FatTask task;
   for (;;) {
     __syncthreads();
-    if (threadIdx.x == 0) ticket = atomicAdd(a.t.header + (a.phases & 1 ? 1 : 2), 1);
+    if (threadIdx.x == 0) next_task(a, const_cast<FatTask&>(task));
     __syncthreads();
-    if (ticket >= total) return;
-    const int step = ticket / per_step;
-    int sub = ticket % per_step, j;
-    if (sub < kRotateTasks) {
-      j = step;
-      if (j >= n || !(a.phases & 1)) continue;
-      wait_ring(a.t.items, j, a.ring_x_rows, a.gated, gates);
+    if (task.kind == FatTask::end) return;
+    if (task.kind == FatTask::skip) continue;
+    if (task.kind == FatTask::rotate) {
+      wait_ring(a.t.items, task.segment, a.ring_x_rows, a.gated, a.w.inter / 128);
       __syncthreads();
-      rotate_task(a, j, sub);
-      finish_task(a.rotated + j);
+      rotate_task(a, task.segment, task.chunk);
+      finish_task(a.rotated + task.segment);
       continue;
     }
-    sub -= kRotateTasks;
-    const bool gate = sub < gates;
-    if (gate) {
-      j = step - ahead;
-      if (j < 0 || j >= n || !(a.phases & 1)) continue;
-      group_order(a.t.items, j * gates + sub, gates, j, sub);
-      if (a.phases & 2) wait_ring(a.t.items, j, a.ring_act_rows, a.done, downs);
-      if (threadIdx.x == 0) wait_count(a.rotated + j, kRotateTasks);
-    } else {
-      sub -= gates;
-      j = step - ahead - behind;
-      if (j < 0 || j >= n || !(a.phases & 2)) continue;
-      group_order(a.t.items, j * downs + sub, downs, j, sub);
-      if (threadIdx.x == 0) wait_count(a.gated + j, gates);
+    if (task.kind == FatTask::gate_up && (a.phases & 2)) {
+      wait_ring(a.t.items, task.segment, a.ring_act_rows, a.done, (a.w.hidden + 255) / 256);
+      __syncthreads();
     }
-    __syncthreads();
-    constexpr int R = kFatRows / 64;  // granularity of the row blocks
-    const int blocks = (a.t.items[j].z + 16 * R - 1) / (16 * R);
-    if (Shared && blocks == 1)
-      gemm_task<K, F, Shared, R>(a, j, sub, gate, shared, ln);
-    else if (blocks <= 2)
-      gemm_task<K, F, Shared, 2 * R>(a, j, sub, gate, shared, ln);
-    else if (Shared && blocks == 3)
-      gemm_task<K, F, Shared, 3 * R>(a, j, sub, gate, shared, ln);
-    else
-      gemm_task<K, F, Shared, 4 * R>(a, j, sub, gate, shared, ln);
-    finish_task((gate ? a.gated : a.done) + j);
+    gemm_task<K, F, Shared>(a, task, shared);
+    finish_task((task.kind == FatTask::gate_up ? a.gated : a.done) + task.segment);
   }
 }
 
 // Dense linear for many rows: tiles of 64 rows x 256 columns, rows rotated beforehand.
-template <int K, Family F, int RB>
-__device__ __forceinline__ void dense_tile(const DenseArgs& a, int row0, int rows, int chunk,
-                                           unsigned char* shared, const Lane<K>& ln) {
-  const int lane = threadIdx.x & 31, cols = min(256, a.n - chunk * 256);
-  const int stride = a.n / 16 * 8 * K;
-  const uint32_t* w = a.w + chunk * 16 * 8 * K;
-  const int strip_step = cols == 256 ? 8 * 8 * K : 0;
-  const RowSource src = {a.xh, a.k, row0, a.m};
-  float acc[2][2 * RB][4] = {};
-  tile_mma<K, F, RB, 2>(acc, w, strip_step, stride, src, a.k / 16, shared, ln, a.cb);
-  tile_rows<RB>(acc, reinterpret_cast<float*>(shared), rows, [&](int row, float4 y0, float4 y1) {
-#pragma unroll
-    for (int s = 0; s < 2; ++s) {
-      if (s * 128 >= cols) break;
-      const int col = chunk * 256 + s * 128 + 4 * lane;
-      float4 v = hadamard128(s ? y1 : y0, lane) * load4h(a.svh + col);
-      if (a.bias) v = v + load4h(a.bias + col);
-      store4(a.out, a.out_dtype, static_cast<size_t>(row0 + row) * a.pitch + col, v);
-    }
-  });
-}
+// Tile t of a dense layer: blocks of rows first, so that neighbours share weights.
+struct DenseTile {
+  int row0, rows, chunk, cols;
+  __device__ DenseTile(const DenseArgs& a, int t) {
+    const int blocks = (a.m + kFatRows - 1) / kFatRows;
+    chunk = t / blocks;
+    row0 = (t - chunk * blocks) * kFatRows;
+    rows = min(kFatRows, a.m - row0);
+    cols = min(256, a.n - chunk * 256);
+  }
+};
 
 template <int K, Family F>
 __global__ void __launch_bounds__(kFatThreads, kFatBlocks) fat_dense(const __grid_constant__ DenseArgs a) {
   extern __shared__ __align__(128) unsigned char shared[];
-  const Lane<K> ln(threadIdx.x & 31);
+  __shared__ volatile int current;
   wait_for_previous();
-  const int blocks = (a.m + kFatRows - 1) / kFatRows, chunks = (a.n + 255) / 256;
-  for (int t = blockIdx.x; t < blocks * chunks; t += gridDim.x) {
-    const int row0 = t % blocks * kFatRows, rows = min(kFatRows, a.m - row0);
-    if (rows <= kFatRows / 2)
-      dense_tile<K, F, kFatRows / 32>(a, row0, rows, t / blocks, shared, ln);
-    else
-      dense_tile<K, F, kFatRows / 16>(a, row0, rows, t / blocks, shared, ln);
+  if (threadIdx.x == 0) current = blockIdx.x;
+  for (;;) {
+    __syncthreads();
+    TileSums acc = {};
+    {
+      const int t = current;
+      if (t >= (fresh(a.m) + kFatRows - 1) / kFatRows * ((a.n + 255) / 256)) return;
+      const DenseTile tile(a, t);
+      const int stride = a.n / 16 * 8 * K;
+      const RowSource src = {a.xh, a.k, tile.row0, tile.rows, a.m};
+      tile_mma_rows<K, F>(acc, shared, a.w + tile.chunk * 16 * 8 * K, tile.cols == 256 ? 8 * 8 * K : 0,
+                          stride, src, a.k / 16, a.cb);
+    }
+    const DenseTile tile(a, current);
+    tile_rows(acc, reinterpret_cast<float*>(shared), tile.rows, [&](int row, int lane, float4 y0, float4 y1) {
+#pragma unroll
+      for (int s = 0; s < 2; ++s) {
+        if (s * 128 >= tile.cols) break;
+        const int col = tile.chunk * 256 + s * 128 + 4 * lane;
+        float4 v = hadamard128(s ? y1 : y0, lane) * load4h(a.svh + col);
+        if (a.bias) v = v + load4h(a.bias + col);
+        store4(a.out, a.out_dtype, static_cast<size_t>(tile.row0 + row) * a.pitch + col, v);
+      }
+    });
+    if (threadIdx.x == 0) current += gridDim.x;
   }
 }
 

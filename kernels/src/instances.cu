@@ -8,10 +8,17 @@
 #include "thin.cuh"
 
 namespace sparkloom {
+#ifdef SPARKLOOM_GATE
+// Tells the compile gate by its name what launch_fat asks for.
+template <int Bytes>
+__global__ void fat_shared_bytes() {}
+template __global__ void fat_shared_bytes<Stage<SPARKLOOM_BITS>::kShared>();
+#endif
 namespace {
 
 constexpr int K = SPARKLOOM_BITS;
 constexpr Family F = Family::SPARKLOOM_FAMILY;
+static_assert(Stage<K>::kShared <= 98 * 1024, "a block has 99 KB, and some of it is static");
 
 // Launches with programmatic dependent launch: the grid may be set up while the one before still runs.
 template <class Args>

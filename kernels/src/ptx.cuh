@@ -45,6 +45,25 @@ __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(N));
 }
 
+// The thread's number as the compiler cannot know it: what follows from it is computed anew where it is
+// needed and holds no registers over a main loop that has none to spare.
+__device__ __forceinline__ int fresh_thread() {
+  int t;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(t));
+  return t;
+}
+// Likewise a value.
+__device__ __forceinline__ int fresh(int v) {
+  asm volatile("" : "+r"(v));
+  return v;
+}
+
+// A number as a type, for generic lambdas.
+template <int N>
+struct Int {
+  static constexpr int value = N;
+};
+
 __device__ __forceinline__ int load_acquire(const int* p) {
   int v;
   asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");

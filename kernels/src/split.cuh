@@ -33,14 +33,10 @@ struct Split {
   __device__ int slot(int b, int start) const { return 2 * b + (start > b * share); }
 };
 
-template <int N>
-struct Int {
-  static constexpr int value = N;
-};
-
 struct ThinShared {
   float sum[4][2][8][kPad];
   int last;
+  volatile int at;  // first unit of the current segment
 };
 
 // Sums the four k-groups, joins the shares' parts in order and calls finish(row, strip0, strip1) once per
@@ -106,25 +102,22 @@ __device__ __forceinline__ void thin_sum(ThinShared& sh, const float (&acc)[8][N
 }
 
 // Works through the CTA's share. Op says how a segment reads its operands and what becomes of its sums.
-// With one row block, the next segment's first loads are under way while a segment is summed.
+// With one row block, the next segment's first loads are under way while a segment is summed. With two, what
+// belongs to the division of work is computed anew around each main loop: registers are dear in there.
 template <int K, Family F, int NBMax, class Op>
 __device__ __forceinline__ void thin_run(ThinShared& sh, const Op& op, float* partial, int* counters,
                                          const Codebook& cb) {
-  const Lane<K> ln(threadIdx.x & 31);
-  const int stride = op.stride();
-  const Split split(op.items() * op.chunks(), op.units());
-  int at = blockIdx.x * split.share;
-  if (at >= split.end) return;
-  auto none = [](auto&) {};
-  auto run = [&](auto blocks, auto& stream, auto& cursor, const Segment& seg, auto next) {
-    constexpr int NB = decltype(blocks)::value;
-    float acc[8][NB][4] = {};
-    strip_mma<K, F, NB>(acc, stream, cursor, next, op.x(), stride, seg.units, ln, cb);
-    const auto again = op.place(seg.at);  // computed anew: registers are dear in the loop
-    thin_sum<NB>(sh, acc, split, seg.at, again.rows(), partial, counters,
-                 [&](int row, float4 a, float4 b) { op.finish(again, row, a, b); });
+  auto sum = [&](auto& acc, const Split& split, int at) {
+    const auto place = op.place(at);
+    thin_sum(sh, acc, split, at, place.rows(), partial, counters,
+             [&](int row, float4 a, float4 b) { op.finish(place, row, a, b); });
   };
   if constexpr (NBMax == 1) {
+    const Lane<K> ln(threadIdx.x & 31);
+    const int stride = op.stride();
+    const Split split(op.items() * op.chunks(), op.units());
+    int at = blockIdx.x * split.share;
+    if (at >= split.end) return;
     Cursor<1> cursor;
     op.point(cursor, op.place(at));
     Stream<K, 1> stream;
@@ -132,29 +125,46 @@ __device__ __forceinline__ void thin_run(ThinShared& sh, const Op& op, float* pa
     do {
       const Segment seg = split.segment(at);
       at += seg.units;
-      run(Int<1>{}, stream, cursor, seg, [&](Cursor<1>& c) {
+      float acc[8][1][4] = {};
+      auto next = [&](Cursor<1>& c) {
         if (at < split.end) op.point(c, op.place(at));
-      });
+      };
+      strip_mma<K, F, 1>(acc, stream, cursor, next, op.x(), stride, seg.units, ln, cb);
+      sum(acc, split, seg.at);
     } while (at < split.end);
   } else {
-    do {
-      const Segment seg = split.segment(at);
-      const auto place = op.place(at);
-      at += seg.units;
-      if (place.rows() <= 8) {
-        Cursor<1> cursor;
-        op.point(cursor, place);
-        Stream<K, 1> stream;
-        stream.start(cursor, op.x(), stride, ln);
-        run(Int<1>{}, stream, cursor, seg, none);
-      } else {
-        Cursor<NBMax> cursor;
-        op.point(cursor, place);
-        Stream<K, NBMax> stream;
-        stream.start(cursor, op.x(), stride, ln);
-        run(Int<NBMax>{}, stream, cursor, seg, none);
+    auto division = [&] { return Split(fresh(op.items()) * op.chunks(), op.units()); };
+    if (threadIdx.x == 0) sh.at = blockIdx.x * division().share;
+    for (;;) {
+      __syncthreads();
+      int at = sh.at;
+      int units = 0;
+      auto run = [&](auto blocks) {
+        constexpr int NB = decltype(blocks)::value;
+        float acc[8][NB][4] = {};
+        {
+          const Lane<K> ln(fresh_thread() & 31);
+          Cursor<NB> cursor;
+          op.point(cursor, op.place(at));
+          Stream<K, NB> stream;
+          stream.start(cursor, op.x(), op.stride(), ln);
+          strip_mma<K, F, NB>(
+              acc, stream, cursor, [](auto&) {}, op.x(), op.stride(), units, ln, cb);
+        }
+        sum(acc, division(), sh.at);
+      };
+      {
+        const Split split = division();
+        if (at >= split.end) return;
+        units = split.segment(at).units;
       }
-    } while (at < split.end);
+      if (op.place(at).rows() <= 8)
+        run(Int<1>{});
+      else
+        run(Int<NBMax>{});
+      __syncthreads();
+      if (threadIdx.x == 0) sh.at += division().segment(sh.at).units;
+    }
   }
 }
 

@@ -15,18 +15,20 @@ struct Cursor {
   uint32_t x[NB];  // in units of 8 bytes from the operand's base
 };
 
-// What is in flight: the weights of the next kDepth slices and the activations of the current slice.
+// What is in flight: the weights of the next kDepth slices (of half a slice where registers are short) and
+// the activations of the current slice.
 template <int K, int NB>
 struct Stream {
   static constexpr int kDepth = K == 4 && NB == 1 ? 2 : 1;
-  uint32_t buf[kDepth][8][Lane<K>::kWords];
+  static constexpr int kTiles = K > 4 && NB > 1 ? 4 : 8;
+  uint32_t buf[kDepth][kTiles][Lane<K>::kWords];
   uint2 xb[NB];
 
   __device__ __forceinline__ void start(const Cursor<NB>& c, const uint2* x, int stride, const Lane<K>& ln) {
 #pragma unroll
     for (int d = 0; d < kDepth; ++d)
 #pragma unroll
-      for (int i = 0; i < 8; ++i) ln.load(buf[d][i], c.w + d * stride + i * 8 * K);
+      for (int i = 0; i < kTiles; ++i) ln.load(buf[d][i], c.w + d * stride + i * 8 * K);
 #pragma unroll
     for (int b = 0; b < NB; ++b) xb[b] = x[c.x[b]];
   }
@@ -42,7 +44,7 @@ template <int K, Family F, int NB, class Next>
 __device__ __forceinline__ void strip_mma(float (&acc)[8][NB][4], Stream<K, NB>& st, Cursor<NB>& at,
                                           Next next, const uint2* x, int stride, int units, const Lane<K>& ln,
                                           const Codebook& cb) {
-  constexpr int D = Stream<K, NB>::kDepth;
+  constexpr int D = Stream<K, NB>::kDepth, T = Stream<K, NB>::kTiles;
   constexpr bool kNoAdd = F == Family::sum && NB == 1;
 #pragma unroll 1
   for (int u = 0; u < units; ++u) {
@@ -51,6 +53,7 @@ __device__ __forceinline__ void strip_mma(float (&acc)[8][NB][4], Stream<K, NB>&
     for (int s = 0; s < 2; ++s) {
       uint2 xn[NB];
       const uint32_t* ahead = at.w + stride;
+      const uint32_t* here = at.w + s * stride;
 #pragma unroll
       for (int b = 0; b < NB; ++b)
         if (s == 0) xn[b] = x[at.x[b] + 1];
@@ -80,11 +83,12 @@ __device__ __forceinline__ void strip_mma(float (&acc)[8][NB][4], Stream<K, NB>&
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        auto& cur = st.buf[D == 2 ? s : 0][i];
+        auto& cur = st.buf[D == 2 ? s : 0][i % T];
+        const uint32_t* from = T < 8 && i < 8 - T ? here + (i + T) * 8 * K : ahead + (i + T - 8) * 8 * K;
         if constexpr (kNoAdd) {
           uint32_t q[8];
           states<K>(q, cur, ln);
-          ln.load(cur, ahead + i * 8 * K);
+          ln.load(cur, from);
 #pragma unroll
           for (int j = 0; j < 8; ++j) q[j] = halves(q[j], cb);
 #pragma unroll
@@ -95,7 +99,7 @@ __device__ __forceinline__ void strip_mma(float (&acc)[8][NB][4], Stream<K, NB>&
         } else {
           uint32_t a[4];
           decode_tile<K, F>(a, cur, ln, cb);
-          ln.load(cur, ahead + i * 8 * K);
+          ln.load(cur, from);
 #pragma unroll
           for (int b = 0; b < NB; ++b) mma(acc[i][b], a[0], a[1], a[2], a[3], st.xb[b].x, st.xb[b].y);
         }
