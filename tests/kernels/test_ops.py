@@ -36,6 +36,10 @@ def test_opcheck() -> None:
         op.reconstruct.default, (trellis, torch.empty(128, 256, device="cuda").half(), 1), test_utils=tests
     )
     torch.library.opcheck(op.hadamard.default, (x, None, None, torch.empty_like(x)), test_utils=tests)
+    header, items, slots = (
+        torch.empty(shape, dtype=torch.int32, device="cuda") for shape in ((4,), (16, 4), (10,))
+    )
+    torch.library.opcheck(op.route.default, (ids, None, 4, 16, header, items, slots), test_utils=tests)
 
 
 def test_refusals_name_the_tensor() -> None:
@@ -53,7 +57,10 @@ def test_refusals_name_the_tensor() -> None:
             lambda: ops.moe(x.repeat(20, 1), w, weights.repeat(20, 1), ids.repeat(20, 1), path="decode"),
         ],
         "ids": [lambda: ops.moe(x, w, weights, ids.long()), lambda: ops.moe(x, w, weights, ids[:3])],
-        "weights": [lambda: ops.moe(x, w, weights.half(), ids)],
+        "weights": [
+            lambda: ops.moe(x, w, weights.half(), ids),
+            lambda: ops.moe(x, w, torch.empty(11, device="cuda")[1:].view(5, 2), ids),
+        ],
         "workspace": [
             lambda: ops.moe(x, w, weights, ids, workspace=torch.empty(16, dtype=torch.uint8, device="cuda"))
         ],
