@@ -6,6 +6,7 @@
 | `glm-dense` | the same weights, decoded to bfloat16 |
 | `glm-hf` | the dense weights under the names that transformers reads: the teacher |
 | `qwen`, `qwen-dense` | Qwen3-MoE, EXL3 experts and decoded |
+| `qwen-packed`, `qwen-packed-dense` | the same with EXL3 q, k, v and o projections too, and decoded |
 | `draft-anchor`, `draft-conv`, `draft-context` | DFlash2 drafts that hit (`drafts.py`) |
 """
 
@@ -31,7 +32,9 @@ GLM = Shape(
 )
 """True per-head sizes: latent heads of 256, linear heads of 128, 16 index heads of 128, pools of 4."""
 POSITIONS = 131_072
-ALL = ("glm", "glm-dense", "glm-hf", "qwen", "qwen-dense", "draft-anchor", "draft-conv", "draft-context")
+QWEN = ("qwen", "qwen-packed")
+ALL = ("glm", "glm-dense", "glm-hf", *QWEN, *(f"{name}-dense" for name in QWEN))
+ALL += ("draft-anchor", "draft-conv", "draft-context")
 
 
 def make(folder: Path) -> dict[str, Any]:
@@ -52,11 +55,12 @@ def make(folder: Path) -> dict[str, Any]:
     write_dense(folder / "raw", folder / "glm-hf")
     text_only(folder / "raw", folder / "glm")
     text_only(folder / "glm-hf", folder / "glm-dense")
-    write_qwen(folder / "qwen")
-    for extra in (folder / "raw").glob("tokenizer*"):
-        shutil.copy(extra, folder / "qwen")
+    for name in QWEN:
+        write_qwen(folder / name, packed=name == "qwen-packed")
+        for extra in (folder / "raw").glob("tokenizer*"):
+            shutil.copy(extra, folder / name)
+        write_dense(folder / name, folder / f"{name}-dense")
     shutil.rmtree(folder / "raw")
-    write_dense(folder / "qwen", folder / "qwen-dense")
     for source in drafts.SOURCES:
         drafts.write(folder / f"draft-{source}", folder / "glm-hf", GLM.hidden, GLM.vocab, used, RING, source)
     facts = {"used": used, "ring": RING, "vocab": GLM.vocab}
@@ -104,8 +108,11 @@ def text_only(source: Path, target: Path) -> None:
     (target / "config.json").write_text(json.dumps(config, indent=1))
 
 
-def write_qwen(folder: Path) -> None:
-    """Qwen3-MoE: 3 layers, 8 experts of 128, EXL3 of 4 bits from random bits."""
+def write_qwen(folder: Path, packed: bool = False) -> None:
+    """Qwen3-MoE: 3 layers, 8 experts of 128, EXL3 of 4 bits from random bits.
+
+    With `packed` the attention's projections are EXL3 too, as in checkpoints whose dense layers are.
+    """
     import numpy as np
     import torch
     from safetensors.torch import save_file
@@ -123,9 +130,10 @@ def write_qwen(folder: Path) -> None:
         root = f"model.layers.{layer}."
         for name in ("input_layernorm", "post_attention_layernorm"):
             found[f"{root}{name}.weight"] = np.ones(hidden, np.float32)
-        for name, rows in (("q", heads * head), ("k", kv * head), ("v", kv * head)):
-            found[f"{root}self_attn.{name}_proj.weight"] = make.normal(rows, hidden)
-        found[f"{root}self_attn.o_proj.weight"] = make.normal(hidden, heads * head)
+        for name, rows in (("q", heads * head), ("k", kv * head), ("v", kv * head), ("o", hidden)):
+            columns = heads * head if name == "o" else hidden
+            tensors = make.exl3(columns, rows, 4, 0.05) if packed else {"weight": make.normal(rows, columns)}
+            found |= {f"{root}self_attn.{name}_proj.{kind}": tensor for kind, tensor in tensors.items()}
         for name in ("q_norm", "k_norm"):
             found[f"{root}self_attn.{name}.weight"] = np.ones(head, np.float32)
         found[f"{root}mlp.gate.weight"] = make.normal(experts, hidden)

@@ -451,6 +451,44 @@ EXL3_ROWS = [
         engine=GRAPHS,
         checks=[REPEATS, same("near", "qwen-cuda", flips=1)],
     ),
+    Row(
+        "qwen-packed-dense",
+        "Qwen3-MoE, experts and projections decoded to bfloat16, no EXL3",
+        model="qwen-packed-dense",
+        group="exl3",
+        plugin=False,
+        checks=[REPEATS],
+    ),
+    Row(
+        "qwen-packed-reference",
+        "Qwen3-MoE, EXL3 experts and dense layers, reference back end",
+        model="qwen-packed",
+        group="exl3",
+        backend="reference",
+        env={"SPARKLOOM_EXL3_EXPAND": "1"},
+        checks=[REPEATS, same("near", "qwen-packed-dense", flips=1)],
+    ),
+    Row(
+        "qwen-packed-cuda",
+        "Qwen3-MoE, EXL3 experts and dense layers, own CUDA kernels",
+        model="qwen-packed",
+        group="exl3",
+        backend="cuda",
+        checks=[
+            REPEATS,
+            value("facts.backends", "==", ["CudaExperts", "CudaLinear"]),
+            same("near", "qwen-packed-reference", flips=1),
+        ],
+    ),
+    Row(
+        "qwen-packed-graphs",
+        "the same with torch.compile and CUDA graphs",
+        model="qwen-packed",
+        group="exl3",
+        backend="cuda",
+        engine=GRAPHS,
+        checks=[REPEATS, same("near", "qwen-packed-cuda", flips=1)],
+    ),
 ]
 
 LONG_ENGINE = {"max_num_batched_tokens": 8192, "enable_prefix_caching": False}
