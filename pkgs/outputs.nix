@@ -41,6 +41,7 @@ in
     {
       inherit (own)
         exllamav3
+        flashinfer
         image
         image-report
         python-env

@@ -25,6 +25,7 @@ in
   vllm = self.sourcePython.python.pkgs.vllm;
   vllm-wheel = self.wheelPython.python.pkgs.vllm;
   exllamav3 = self.sourcePython.python.pkgs.exllamav3;
+  flashinfer = self.sourcePython.python.pkgs.flashinfer-python;
   python-env = callPackage ./python-env { pythonPackages = self.sourcePython; };
   python-env-wheel = callPackage ./python-env { pythonPackages = self.wheelPython; };
 

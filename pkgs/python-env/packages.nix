@@ -41,5 +41,6 @@ poetry2nix.mkPoetryPackages {
     ++ lib.optional (lib.elem "serve" groups) (
       overlay (if vllmFromSource then ../vllm else ../vllm/wheel.nix)
     )
+    ++ lib.optional (lib.elem "serve" groups) (overlay ../flashinfer)
     ++ lib.optional (lib.elem "exllamav3" groups) (overlay ../exllamav3.nix);
 }

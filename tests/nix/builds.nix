@@ -59,6 +59,10 @@ in
     builtins.filter (package: package != null) own.sourcePython.poetryPackages
   );
   cuda = pkgs.cudaPackages.cudaMajorMinorVersion;
+  flashinfer = {
+    inherit (own.flashinfer) version gpuTarget postInstall;
+    inside = own.flashinfer == own.sourcePython.python.pkgs.flashinfer-python;
+  };
   vllm = {
     inherit (own.vllm) version;
     source = own.vllm.src.name;

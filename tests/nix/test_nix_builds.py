@@ -145,3 +145,13 @@ def test_vllm_is_built_from_the_locked_source_for_one_chip() -> None:
     assert found["wheel"].startswith("vllm-0.33.0-cp38-abi3-manylinux")
     # Every source that vLLM's CMake files would download has its folder.
     assert len(found["folders"]) == 10
+
+
+def test_flashinfer_has_its_modules_compiled_for_one_chip() -> None:
+    """Evaluated only: compiling takes nvcc and torch."""
+    need_tree()
+    found = evaluate(BUILDS, "flashinfer")
+    assert (found["version"], found["gpuTarget"]) == ("0.7.2.post1", "12.1a")
+    assert "FLASHINFER_CUDA_ARCH_LIST=12.1a" in found["postInstall"]
+    assert "compile.py" in found["postInstall"]
+    assert found["inside"]

@@ -88,6 +88,7 @@ def test_outputs_are_the_promised_ones() -> None:
             "vllm",
             "vllm-wheel",
             "exllamav3",
+            "flashinfer",
             "python-env",
             "sparkloom",
             "image",
