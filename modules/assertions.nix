@@ -87,6 +87,9 @@ in
       (rule (cluster.drafter.kind != "dflash2" || cluster.drafter.accept_non_commercial_licence)
         "the DFlash2 weights are CC BY-NC-ND 4.0 (non-commercial). Set `cluster.drafter.accept_non_commercial_licence = true` if that fits you, or `kind = \"mtp\"`."
       )
+      (rule (cluster.ablit.method == "none" || cluster.ablit.accept_behaviour_change)
+        "edited weights answer differently. Set `cluster.ablit.accept_behaviour_change = true` if that is what you want, or `cluster.ablit.method = \"none\"`."
+      )
       (rule (cluster.drafter.attention_backend != "TRITON_ATTN")
         "the drafter cannot use TRITON_ATTN: it attends causally there and acceptance falls to a third. Leave `cluster.drafter.attention_backend` out."
       )

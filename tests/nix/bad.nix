@@ -55,6 +55,7 @@ in
   key-in-store = case "lies in the Nix store" (cluster { api.key_file = "${builtins.storeDir}/xyz-key"; });
   agent-key-in-store = case "lies in the Nix store" (cluster { agent.key_file = "${builtins.storeDir}/xyz-key"; });
   drafter-licence = case "non-commercial" (cluster { drafter.kind = "dflash2"; });
+  weight-edit = case "edited weights answer differently" (cluster { ablit.method = "transplant"; });
   drafter-triton = case "cannot use TRITON_ATTN" (
     cluster {
       drafter.kind = "dflash2";
