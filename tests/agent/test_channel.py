@@ -44,6 +44,22 @@ def test_half_open_and_oversized_requests_do_not_stop_the_channel() -> None:
     asyncio.run(go())
 
 
+def test_a_message_that_breaks_its_handler_gets_a_signed_answer() -> None:
+    async def breaks(*_: Any) -> dict[str, Any]:
+        raise OSError("the disk is gone")
+
+    async def go() -> None:
+        server = Server("worker", b"k" * 32, frozenset({"head"}), {"/v1/beat": breaks})
+        await server.start("127.0.0.1", 0)
+        peer = Peer("head", "worker", f"http://127.0.0.1:{server.port}", b"k" * 32)
+        with pytest.raises(Unreachable, match="internal: OSError: the disk is gone"):
+            await peer.send("/v1/beat", {}, 20.0)
+        await peer.close()
+        await server.stop()
+
+    asyncio.run(go())
+
+
 def test_a_clock_that_is_set_back_in_between_is_learnt_anew() -> None:
     now = [1000.0]
 

@@ -57,6 +57,7 @@ def write(tmp_path: Path) -> Write:
             "probe": {"checks": "demo", "long_prompt_tokens": 128},
             "serving": {"tool_parser": "", "reasoning_parser": ""},
             "memory": {"return_tolerance_bytes": 64 << 30},
+            "liveness": {"scrape_seconds": 0.2, "idle_probe_seconds": 0.5, "answer_seconds": 10},
             "agent": {
                 "port": free_port(),
                 "status_port": free_port(),
@@ -129,6 +130,18 @@ def test_a_cluster_of_one_node_serves_and_a_second_agent_leaves_it_alone(
     after = wait(tmp_path, lambda v: bool(v.get("ready")))
     assert after["generation"] == before["generation"] == 1
     assert after["nodes"][0]["facts"]["rank"]["processes"] > 0
+
+    # Files that break under a running pair change nothing; a restart is refused for them.
+    good = (tmp_path / "cluster.json").read_text()
+    (tmp_path / "cluster.json").write_text("{ half")
+    time.sleep(2.0)
+    assert run(["restart", "--socket", str(tmp_path / "agent.sock")]) == Exit.CHECK
+    said = capsys.readouterr().err
+    assert "restart was refused and nothing was changed" in said
+    assert "cluster.json" in said
+    (tmp_path / "cluster.json").write_text(good)
+    after = wait(tmp_path, lambda v: bool(v.get("ready")))
+    assert (after["generation"], after["restarts"]) == (1, {})
 
     running.terminate()
     assert running.wait(60) == 0

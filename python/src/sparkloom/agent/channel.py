@@ -78,6 +78,9 @@ class Server:
             return self._answer(nonce, 200, await handler(sender, message))
         except (ValueError, KeyError, TypeError) as error:
             return self._answer(nonce, 400, {"error": "message", "text": f"{type(error).__name__}: {error}"})
+        except Exception as error:  # the peer must learn of it by a signed answer, not by a broken one
+            print(f"a message to {request.path} failed: {type(error).__name__}: {error}", flush=True)
+            return self._answer(nonce, 500, {"error": "internal", "text": f"{type(error).__name__}: {error}"})
 
     def _answer(self, nonce: str, status: int, value: dict[str, Any]) -> web.Response:
         body = json.dumps(value).encode()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -61,6 +62,7 @@ class Coordinator:
     ) -> None:
         self.settings, self.local, self.peers, self.state = settings, local, peers, state
         self.checks, self.read_api_key = checks, read_api_key
+        self.key = read_api_key()  # that the present generation was launched with
         self.limits = settings.limits
         state.term += 1
         state.save()
@@ -189,6 +191,9 @@ class Coordinator:
             "text": reason.text if reason else "",
         }
         self.history.append(entry)
+        if action.phase is Phase.LAUNCHING:
+            with contextlib.suppress(SparkloomError):  # the launch itself will say so
+                self.key = self.read_api_key()
         where = f" on {reason.node}" if reason and reason.node else ""
         why = f": {reason.cause}{where}: {reason.text}" if reason else ""
         print(f"{action.phase} (generation {action.generation}){why}", flush=True)
@@ -200,7 +205,7 @@ class Coordinator:
     def _target(self) -> Target:
         return Target(
             self.settings.api_url,
-            key=self.read_api_key(),
+            key=self.key,
             model=self.settings.served_name,
             words=self.settings.probe_words,
         )
@@ -230,7 +235,7 @@ class Coordinator:
         await asyncio.gather(self.local.dump_stacks(action.why), *(ask(p) for p in self.peers.values()))
 
     async def _read_engine(self) -> Engine | None:
-        client = Client(self.settings.api_url, key=self.read_api_key(), model=self.settings.served_name)
+        client = Client(self.settings.api_url, key=self.key, model=self.settings.served_name)
         try:
             return await asyncio.wait_for(client.engine(), 5.0)
         except (TimeoutError, httpx.HTTPError, Refused, ValueError):
@@ -254,7 +259,10 @@ class Coordinator:
                 self.liveness, watched = Liveness(self.limits, progress_at=now), generation
                 self.engine_at_ready = engine
                 gib = [f.get("rank", {}).get("kv_gib") for f in self.facts.values()]
-                self.cached_tokens = cached_conversation_tokens(self.local.read_cluster(), gib)
+                with contextlib.suppress(
+                    SparkloomError
+                ):  # files that broke later are the next launch's business
+                    self.cached_tokens = cached_conversation_tokens(self.local.read_cluster(), gib)
             assert self.liveness is not None
             self.engine = engine or self.engine
             verdict = self.liveness.sample(engine.sample() if engine else None, now)

@@ -46,6 +46,9 @@ class Agent:
         blockers: findings of a preflight that hold the gate.
         adjust: changes to the settings of the file (tests run two nodes on one machine).
         key_file: the agents' key, where it is not the file's or a credential.
+
+    Raises:
+        SparkloomError: another agent of this node runs; a file, key or node name is wrong.
     """
 
     def __init__(
@@ -62,9 +65,11 @@ class Agent:
         cluster = load_cluster(file)
         self.settings = adjust(settings_of(cluster, node))
         self.key = read_key(key_file) if key_file else channel_key(cluster)
+        self.lock = Lock(self.settings.state)
         api_key(cluster) if self.settings.is_head else None  # fails now and not at the first launch
         self.identity = f"{node}-{os.getpid()}-{secrets.token_hex(4)}"
         self.notify = Notify()
+        self.lock.take()  # before anything that belongs to a running agent is touched
         self.state = load(self.settings.state)
         self.local = LocalNode(
             self.settings,
@@ -96,14 +101,12 @@ class Agent:
         """Serve until SIGTERM or SIGINT; then end the local rank (on the head: the pair) and return.
 
         Raises:
-            SparkloomError: another agent of this node runs; a port, the socket or the state is not usable.
+            SparkloomError: a port, the socket or the state is not usable.
         """
-        lock = Lock(self.settings.state)
-        lock.take()  # before the sweep, which would end the other agent's rank
         try:
             await self._run()
         finally:
-            lock.drop()
+            self.lock.drop()
 
     async def _run(self) -> None:
         left = await asyncio.to_thread(self.local.sweep)  # ranks of an agent that was killed

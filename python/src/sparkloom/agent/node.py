@@ -28,6 +28,7 @@ from sparkloom.ranks import Deadlines, Node, Rank, procs
 from sparkloom.sysroot import SysRoot
 
 POLL_S = 0.2
+SAMPLE_S = 10.0
 RANK_OOM_SCORE = 300  # the kernel shall take the engine and not the agent or sshd
 MARK = "SPARKLOOM_AGENT_RANK"
 
@@ -67,8 +68,10 @@ class LocalNode:
         self.host = HostFacts()
         self.memory_before: int | None = None
         self.mark = f"{MARK}={settings.cluster}/{settings.node}"
-        self._gpu_at = float("-inf")
+        self._sampled = float("-inf")
+        self._sampling: asyncio.Task[None] | None = None
         self._gpu: dict[str, float] = {}
+        self._memory = 0  # of the rank's processes, bytes
         self._tail: Tail | None = None
         self._finishing: asyncio.Task[None] | None = None
         self._http = httpx.AsyncClient(timeout=3.0, trust_env=False, verify=False)
@@ -150,7 +153,7 @@ class LocalNode:
             "rank": {
                 "phase": str(log.phase) if self.rank else "absent",
                 "processes": len(self.rank.processes()) if self.rank else 0,
-                "memory": self.rank.memory() if self.rank else 0,
+                "memory": self._memory if self.rank else 0,
                 "uptime_s": round(time.monotonic() - self.rank.started, 1) if self.rank else 0.0,
                 "transport": log.transport,
                 "nccl": log.nccl,
@@ -243,10 +246,16 @@ class LocalNode:
             if self.settings.is_head:
                 await self._ask_health()
             self.host = read_host(self.root, self._gpu)
-            if now - self._gpu_at > 10.0 and self.root.live:
-                self._gpu_at = now
-                self._gpu = await asyncio.to_thread(ask_gpu)
+            if now - self._sampled > SAMPLE_S and (self._sampling is None or self._sampling.done()):
+                self._sampled = now
+                self._sampling = asyncio.create_task(self._sample(self.rank))
             await asyncio.sleep(POLL_S)
+
+    async def _sample(self, rank: Rank | None) -> None:
+        """What may take long or hang, beside `watch`: a wedged driver must not keep the lease from ending."""
+        self._memory = await asyncio.to_thread(rank.memory) if rank is not None else 0
+        if self.root.live:
+            self._gpu = await asyncio.to_thread(ask_gpu)
 
     def _turn(self, now: float) -> None:
         """One look at the rank: its log, its end, the time to kill it."""
