@@ -117,6 +117,26 @@ def test_dflash2_traps_are_refused(pair: dict[str, Any], key: str, value: Any) -
     assert f"drafter.{key}" in problems({**pair, "drafter": {**DFLASH, key: value}})
 
 
+@pytest.mark.parametrize(
+    ("more", "field"),
+    [
+        ({"drafter": {"kind": "none"}, "patches": {"adaptive_verify_width": True}}, "adaptive_verify_width"),
+        (
+            {"drafter": {"kind": "mtp", "tokens": 1}, "patches": {"adaptive_verify_width": True}},
+            "adaptive_verify_width",
+        ),
+        (
+            {"serving": {"prefix_caching": False}, "patches": {"keep_prefix_share": 0.2}},
+            "keep_prefix_share",
+        ),
+    ],
+)
+def test_options_without_what_they_work_on_are_refused(
+    pair: dict[str, Any], more: dict[str, Any], field: str
+) -> None:
+    assert f"patches.{field}" in problems({**pair, **more})
+
+
 def test_dflash2_with_accepted_licence(pair: dict[str, Any]) -> None:
     parse({**pair, "drafter": DFLASH, "patches": {"draft_kv_block_tokens": 2304}})
 

@@ -62,6 +62,13 @@ def _draft(cluster: Cluster, found: Settings) -> Iterator[Problem]:
         yield Problem(
             "drafter.tokens", drafter.tokens, "there is no drafter", "leave tokens out or choose a drafter"
         )
+    if cluster.patches.adaptive_verify_width and found.draft_tokens < 2:
+        yield Problem(
+            "patches.adaptive_verify_width",
+            True,
+            f"of {found.draft_tokens} drafted tokens there is no shorter draft to choose",
+            "leave it out, or choose a drafter that proposes 2 tokens or more",
+        )
     if found.drafter is not DrafterKind.dflash2:
         if cluster.patches.draft_kv_block_tokens is not None:
             yield Problem(
@@ -170,6 +177,13 @@ def _vision(cluster: Cluster, found: Settings) -> Iterator[Problem]:
 
 
 def _cache(cluster: Cluster, found: Settings) -> Iterator[Problem]:
+    if cluster.patches.keep_prefix_share is not None and not found.prefix_caching:
+        yield Problem(
+            "patches.keep_prefix_share",
+            cluster.patches.keep_prefix_share,
+            "there is no prefix cache to keep anything in",
+            "leave it out or turn serving.prefix_caching on",
+        )
     retention = found.prefix_cache_retention_tokens
     if retention and not found.prefix_caching:
         yield Problem(
