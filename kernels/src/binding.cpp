@@ -193,6 +193,20 @@ void route(const Tensor& topk_ids, const std::optional<Tensor>& expert_map, int6
   done(sparkloom::route(r, t, static_cast<int>(per_item), stream_of(topk_ids)));
 }
 
+void encode_tiles(const Tensor& weights, const Tensor& codebook, Tensor workspace, Tensor out, Tensor failed,
+                  int64_t half_bits, int64_t window) {
+  CHECK(weights.dim() == 2 && weights.size(1) == 256, "weights must be [tiles, 256]");
+  const int64_t tiles = weights.size(0);
+  const auto* w = data<float>(weights, "weights", ScalarType::Float, tiles * 256);
+  const auto* cb = data<uint16_t>(codebook, "codebook", ScalarType::Half, 65536);
+  auto* op = data<uint16_t>(out, "out", ScalarType::Short, tiles * 8 * half_bits);
+  auto* fp = data<int>(failed, "failed", ScalarType::Int, 1);
+  void* ws = data<void>(workspace, "workspace", ScalarType::Byte, workspace.numel());
+  torch::stable::accelerator::DeviceGuard guard(weights.get_device_index());
+  done(sparkloom::encode_tiles(w, cb, op, fp, static_cast<int>(tiles), static_cast<int>(half_bits),
+                               static_cast<int>(window), ws, workspace.numel(), stream_of(weights)));
+}
+
 }  // namespace
 
 STABLE_TORCH_LIBRARY(sparkloom_exl3, m) {
@@ -208,6 +222,9 @@ STABLE_TORCH_LIBRARY(sparkloom_exl3, m) {
   m.def(
       "route(Tensor topk_ids, Tensor? expert_map, int experts, int per_item, Tensor(a!) header, "
       "Tensor(b!) items, Tensor(c!) slots) -> ()");
+  m.def(
+      "encode_tiles(Tensor weights, Tensor codebook, Tensor(a!) workspace, Tensor(b!) out, "
+      "Tensor(c!) failed, int half_bits, int window) -> ()");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(sparkloom_exl3, CUDA, m) {
@@ -216,6 +233,7 @@ STABLE_TORCH_LIBRARY_IMPL(sparkloom_exl3, CUDA, m) {
   m.impl("reconstruct", TORCH_BOX(&reconstruct));
   m.impl("hadamard", TORCH_BOX(&hadamard));
   m.impl("route", TORCH_BOX(&route));
+  m.impl("encode_tiles", TORCH_BOX(&encode_tiles));
 }
 
 // Plain C, for ctypes: scratch sizes need no tensor. `sms` 0 asks the current device.
@@ -236,4 +254,10 @@ extern "C" __attribute__((visibility("default"))) int64_t sparkloom_exl3_moe_wor
 extern "C" __attribute__((visibility("default"))) int64_t sparkloom_exl3_linear_workspace(int rows, int k,
                                                                                           int n, int sms) {
   return static_cast<int64_t>(sparkloom::linear_workspace(rows, k, n, sms ? sms : sparkloom::sm_count()));
+}
+extern "C" __attribute__((visibility("default"))) int64_t sparkloom_exl3_encode_workspace(int half_bits,
+                                                                                          int tiles,
+                                                                                          int sms) {
+  return static_cast<int64_t>(
+      sparkloom::encode_workspace(half_bits, tiles, sms ? sms : sparkloom::sm_count()));
 }

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from sparkloom.exl3 import viterbi
 from sparkloom.exl3.codebooks import codebook
+from sparkloom.exl3.device import for_rate, search
 from sparkloom.exl3.encode import FILL
 from sparkloom.exl3.rates import TILE_SIZE, check_bits
+from sparkloom.exl3.tiles import unpack
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,7 @@ class Row:
 
     Attributes:
         bits, codebook, threads, tiles: what was encoded, and by how many threads.
+        device: where, `cpu` or `cuda`.
         seconds: wall time; the compilation is not in it.
         cpu_seconds: processor time of all threads.
         tiles_per_second: by wall time, all threads together.
@@ -38,20 +42,31 @@ class Row:
     tiles_per_second: float
     tiles_per_cpu_second: float
     nmse: float
+    device: str = "cpu"
 
 
-def measure(bits: int | float, name: str, *, tiles: int = 256, threads: int = 1, seed: int = 0) -> Row:
-    """Encode Gaussian tiles once and time it."""
+def measure(
+    bits: int | float, name: str, *, tiles: int = 256, threads: int = 1, seed: int = 0, device: str = "cpu"
+) -> Row:
+    """Encode Gaussian tiles once and time it; on a GPU with the copies there and back."""
     rate = check_bits(bits, name)
     values = codebook(name).astype(np.float32)
     weights = np.random.default_rng(seed).standard_normal((tiles, TILE_SIZE)).astype(np.float32)
     weights *= values.std(dtype=np.float64) * FILL[rate]
-    viterbi.search(weights[:1], rate, name, threads=1)
+
+    def work(part: NDArray[np.float32]) -> NDArray[np.uint16]:
+        if for_rate(device, rate) == "cuda":
+            return search(part, rate, name)
+        return viterbi.search(part, rate, name, threads=threads)
+
+    work(weights[:1])
     wall, cpu = time.perf_counter(), time.process_time()
-    states = viterbi.search(weights, rate, name, threads=threads)
+    found = work(weights)
     wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    where = for_rate(device, rate)
+    states = unpack(found, rate) if where == "cuda" else found
     error = np.square(values[states] - weights, dtype=np.float64).sum() / np.square(weights).sum()
-    return Row(rate, name, threads, tiles, wall, cpu, tiles / wall, tiles / cpu, float(error))
+    return Row(rate, name, threads, tiles, wall, cpu, tiles / wall, tiles / cpu, float(error), where)
 
 
 def machine() -> dict[str, Any]:

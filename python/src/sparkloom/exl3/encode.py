@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from sparkloom.errors import SparkloomError
 from sparkloom.exl3 import viterbi
 from sparkloom.exl3.codebooks import check_codebook, codebook
+from sparkloom.exl3.device import for_rate, search
 from sparkloom.exl3.hadamard import hadamard
 from sparkloom.exl3.linear import Linear
 from sparkloom.exl3.rates import BLOCK, TILE_SIZE, check_bits
@@ -34,8 +35,9 @@ def encode(
     *,
     threads: int | None = None,
     progress: viterbi.Progress | None = None,
+    device: str = "cpu",
 ) -> Linear:
-    """Encode a weight. The same arguments give the same result, however many threads work on it.
+    """Encode a weight. The same arguments give the same result, however many threads work on it, or a GPU.
 
     Zero input channels get suh = 0 and zero output channels svh = 0, so they decode to exact zeros.
 
@@ -46,6 +48,7 @@ def encode(
         seed: of the random signs.
         threads: how many; all cores of this process if left out.
         progress: called with (tiles done, tiles in all) after every few tiles.
+        device: where the search runs, `cpu` or `cuda` (see `sparkloom.exl3.device.choose`).
 
     Raises:
         SparkloomError: wrong shape or dtype, NaN or infinity, no such rate or codebook.
@@ -54,9 +57,11 @@ def encode(
     rotated, suh, svh = rotate(_checked(weight), rate, codebook, seed)
     tiles = cut(rotated)
     stream = tiles.reshape(-1, TILE_SIZE)
-    states = viterbi.search(stream, rate, codebook, threads=threads, progress=progress)
-    packed = pack(states, rate).view(np.int16)
-    return Linear(packed.reshape(*tiles.shape[:2], -1), suh, svh, codebook)
+    if for_rate(device, rate) == "cuda":
+        packed = search(stream, rate, codebook, progress=progress)
+    else:
+        packed = pack(viterbi.search(stream, rate, codebook, threads=threads, progress=progress), rate)
+    return Linear(packed.view(np.int16).reshape(*tiles.shape[:2], -1), suh, svh, codebook)
 
 
 def _checked(weight: NDArray[Any]) -> NDArray[np.float32]:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 CODEBOOKS = {"3inst": 0, "mcg": 1, "mul1": 2}
 BITS = (2, 3, 4, 5, 6, 8)
 BLOCK = 128
+ENCODE_BITS = (2, 2.5, 3, 3.5, 4, 5, 6, 7, 8)
+"""Rates that the encoder's search has; 1 and 1.5 bits need more shared memory than a block may have."""
 
 
 def fail(name: str, rule: str, value: Any) -> SparkloomError:

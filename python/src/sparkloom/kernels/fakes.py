@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-OPS = ("moe", "linear", "reconstruct", "hadamard", "route")
+OPS = ("moe", "linear", "reconstruct", "hadamard", "route", "encode_tiles")
 
 
 @cache

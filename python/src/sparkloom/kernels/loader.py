@@ -52,7 +52,7 @@ def load() -> ctypes.CDLL:
     """Load the library into torch and register the fake implementations.
 
     Returns:
-        The same library for its two plain C functions (scratch sizes).
+        The same library for its plain C functions (scratch sizes).
 
     Raises:
         SparkloomError: not found, or torch refuses it.
@@ -80,6 +80,7 @@ def load() -> ctypes.CDLL:
         ) from error
     library.sparkloom_exl3_moe_workspace.restype = ctypes.c_int64
     library.sparkloom_exl3_linear_workspace.restype = ctypes.c_int64
+    library.sparkloom_exl3_encode_workspace.restype = ctypes.c_int64
     from sparkloom.kernels import fakes
 
     fakes.register()

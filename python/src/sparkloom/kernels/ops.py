@@ -254,3 +254,40 @@ def hadamard(
     out = torch.empty(x.shape, dtype=dtype or x.dtype, device=x.device)
     torch.ops.sparkloom_exl3.hadamard(x, before, after, out)
     return out
+
+
+def encode_tiles(
+    weights: torch.Tensor, bits: float, codebook: torch.Tensor, *, window: int = 32
+) -> torch.Tensor:
+    """Search the nearest ring of states for every tile, as the CPU encoder does, and pack it.
+
+    Args:
+        weights: float32 [tiles, 256] in ring order, finite, scaled to the codebook.
+        bits: one of `checks.ENCODE_BITS`.
+        codebook: float16 [65536], the value of every state.
+        window: positions on each side of the seam in the first pass, even, 2 to 128.
+
+    Returns:
+        int16 [tiles, 16 * bits].
+
+    Raises:
+        SparkloomError: a tensor breaks a rule, or a path did not close (a value is not finite).
+    """
+    library = load()
+    if bits not in checks.ENCODE_BITS:
+        raise checks.fail("bits", f"must be one of {list(checks.ENCODE_BITS)}", bits)
+    checks.tensor("weights", weights, (torch.float32,))
+    if weights.dim() != 2 or weights.shape[1] != 256:
+        raise checks.fail("weights", "must be [tiles, 256]", list(weights.shape))
+    checks.tensor("codebook", codebook, (torch.float16,), (65536,))
+    if window not in range(2, 129, 2):
+        raise checks.fail("window", "must be even, 2 to 128", window)
+    tiles, half_bits, device = weights.shape[0], round(2 * bits), weights.device
+    out = torch.empty(tiles, 8 * half_bits, dtype=torch.int16, device=device)
+    failed = torch.zeros(1, dtype=torch.int32, device=device)
+    need = int(library.sparkloom_exl3_encode_workspace(half_bits, tiles, 0))
+    workspace = torch.empty(need, dtype=torch.uint8, device=device)
+    torch.ops.sparkloom_exl3.encode_tiles(weights, codebook, workspace, out, failed, half_bits, window)
+    if count := int(failed.item()):
+        raise checks.fail("weights", "hold tiles whose path does not close; are they finite?", count)
+    return out
