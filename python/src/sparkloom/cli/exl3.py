@@ -48,6 +48,16 @@ def quantize(
         list[str] | None,
         typer.Option(help="Tensor names to encode, as patterns; may be repeated. Default: '*.experts.*'."),
     ] = None,
+    preset: Annotated[
+        str | None,
+        typer.Option(help="Patterns by name: experts, or boost (GLM-5.3-Flash's dense projections)."),
+    ] = None,
+    fp8: Annotated[
+        list[str] | None, typer.Option(help="Dense matrices to store as weight-only FP8 instead.")
+    ] = None,
+    fp8_scales: Annotated[
+        str, typer.Option(help="FP8 scales per channel, or per 128 x 128 block.")
+    ] = "channel",
     exclude: Annotated[list[str] | None, typer.Option(help="Names to leave as they are.")] = None,
     rate: Annotated[list[str] | None, typer.Option(help="PATTERN=BITS: another rate for some.")] = None,
     seed: Annotated[int, typer.Option(help="Of the random signs.")] = 0,
@@ -56,25 +66,30 @@ def quantize(
         bool, typer.Option("--skip-odd", help="Leave sizes native that are no multiples of 128.")
     ] = False,
     threads: Annotated[int | None, typer.Option(min=1, help="Default: all cores.")] = None,
+    device: Annotated[
+        str, typer.Option(help="Where the search runs: auto, cuda or cpu. The result is the same.")
+    ] = "auto",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the plan, write nothing.")] = False,
     format: FormatOption = Format.text,
 ) -> None:
-    """Write an EXL3 copy of a checkpoint, resumable, with the error of every tensor (no calibration)."""
+    """Write an EXL3 or FP8 copy of a checkpoint, resumable, with every tensor's error (no calibration)."""
     from sparkloom.exl3 import quantize as work
     from sparkloom.exl3 import show
     from sparkloom.exl3.checkpoint import load
-    from sparkloom.exl3.options import INCLUDE, Options, parse_rates
+    from sparkloom.exl3.options import Options, chosen_patterns, parse_rates
     from sparkloom.exl3.plan import make_plan
 
     options = Options(
         bits=bits,
         codebook=codebook,
-        include=tuple(include or INCLUDE),
+        include=chosen_patterns(include, preset, fp8),
         exclude=tuple(exclude or ()),
         rates=parse_rates(rate or []),
         seed=seed,
         share_suh=share_suh,
         skip_odd=skip_odd,
+        fp8=tuple(fp8 or ()),
+        fp8_scales=fp8_scales,
     )
     if dry_run:
         plan = make_plan(load(source), options)
@@ -84,7 +99,7 @@ def quantize(
             show.print_plan(plan, options)
         return
     with show.progress_bar() as listener:
-        report = work.quantize(source, target, options, threads=threads, progress=listener)
+        report = work.quantize(source, target, options, threads=threads, progress=listener, device=device)
     if format is Format.json:
         print_json(report)
     else:
@@ -97,14 +112,19 @@ def bench(
     codebook: Annotated[str, typer.Option(help="mcg, mul1 or 3inst.")] = "mcg",
     tiles: Annotated[int, typer.Option(min=1, help="Tiles per rate.")] = 256,
     threads: Annotated[int, typer.Option(min=1, help="Threads that encode.")] = 1,
+    device: Annotated[str, typer.Option(help="auto, cuda or cpu.")] = "cpu",
     format: FormatOption = Format.text,
 ) -> None:
     """Measure the encoder here: tiles per second, and the error on Gaussian weights."""
     from sparkloom.exl3 import bench as bench_
+    from sparkloom.exl3.device import choose
     from sparkloom.exl3.options import Options
 
+    where = choose(device)
     chosen = Options(bits=4, codebook=codebook, rates=tuple(("*", rate) for rate in bits or [2, 3, 4, 6]))
-    rows = [bench_.measure(rate, codebook, tiles=tiles, threads=threads) for _, rate in chosen.rates]
+    rows = [
+        bench_.measure(rate, codebook, tiles=tiles, threads=threads, device=where) for _, rate in chosen.rates
+    ]
     if format is Format.json:
         print_json(bench_.as_dict(rows))
         return
@@ -113,12 +133,13 @@ def bench(
 
     about = bench_.machine()
     table = Table(title=f"EXL3 encoder, {about['processor']} ({about['vectors']})", title_justify="left")
-    for column in ("bits", "codebook", "threads", "tiles/s", "tiles/s per core", "NMSE"):
+    for column in ("bits", "codebook", "on", "threads", "tiles/s", "tiles/s per core", "NMSE"):
         table.add_column(column, justify="right")
     for row in rows:
         table.add_row(
             f"{row.bits:g}",
             row.codebook,
+            row.device,
             str(row.threads),
             f"{row.tiles_per_second:.0f}",
             f"{row.tiles_per_cpu_second:.0f}",
@@ -131,12 +152,13 @@ def bench(
 def tiny_glm(
     target: Annotated[Path, typer.Argument(metavar="DST", help="New or empty folder.")],
     seed: Annotated[int, typer.Option(help="Another seed gives another model.")] = 0,
+    dense: Annotated[str, typer.Option(help="Dense projections: native, exl3 or fp8.")] = "native",
     format: FormatOption = Format.text,
 ) -> None:
     """Make a tiny random checkpoint of the true GLM-5.3-Flash architecture with EXL3 experts, in seconds."""
     from sparkloom import tiny
 
-    made = tiny.write(target, seed=seed)
+    made = tiny.write(target, seed=seed, dense=dense)
     if format is Format.json:
         print_json(made)
     else:

@@ -6,7 +6,6 @@ import contextlib
 import fcntl
 import json
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ def claimed(checkpoint: Checkpoint, target: Path, plan: Plan, options: Options) 
             "the target lies in the source", file=target, mend="name another folder", code=Exit.USAGE
         )
     work = target / WORK
-    claim = {"digest": plan.digest, "source": str(root), "options": asdict(options)}
+    claim = {"digest": plan.digest, "source": str(root), "options": options.as_dict()}
     if target.exists():
         if not target.is_dir() or (any(target.iterdir()) and not (work / "plan.json").is_file()):
             raise SparkloomError(

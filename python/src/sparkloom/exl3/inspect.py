@@ -317,10 +317,16 @@ def _configuration(checkpoint: Checkpoint, modules: list[Module]) -> Iterator[Fi
             f"config.json: quantization_config.quant_method is {method!r}, but {len(modules)} are EXL3",
             'set "quantization_config": {"quant_method": "exl3", ...} in config.json',
         )
-    if method == "exl3" and not modules and not checkpoint.absent and not checkpoint.unreadable:
+    eights = any(
+        entry.dtype == "F8_E4M3"
+        for header in checkpoint.headers.values()
+        for entry in header.tensors.values()
+    )
+    whole = not checkpoint.absent and not checkpoint.unreadable
+    if method == "exl3" and not modules and not eights and whole:
         yield fail(
             "exl3.config",
-            "config.json says exl3, but no linear is EXL3",
+            "config.json says exl3, but no linear is EXL3 or FP8",
             "fetch the right weights, or remove quantization_config",
         )
     if method == "exl3" and modules:

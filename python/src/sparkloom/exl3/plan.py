@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sparkloom.errors import Exit, SparkloomError
+from sparkloom.exl3 import fp8
 from sparkloom.exl3.checkpoint import Checkpoint, declared
 from sparkloom.exl3.codebooks import MARKERS
 from sparkloom.exl3.headers import DTYPE_BITS, FLOATS, Entry, Header, truncated
 from sparkloom.exl3.inspect import Parts, check_module, group, natural
-from sparkloom.exl3.options import Options, matches
+from sparkloom.exl3.options import Options
 from sparkloom.exl3.rates import BLOCK, TILE, TILE_SIZE, words_of
 
 PAIRS = (("gate_proj", "up_proj"), ("w1", "w3"))
@@ -38,6 +39,7 @@ class Target:
         offset: first element of it in `source`.
         k, n, bits: inputs, outputs, rate.
         bias: tensor of its bias, or None.
+        fp8: kind of its scales if it becomes FP8, else None.
     """
 
     key: str
@@ -47,14 +49,21 @@ class Target:
     n: int
     bits: int | float
     bias: str | None = None
+    fp8: str | None = None
 
     @property
     def tiles(self) -> int:
-        """Number of tiles."""
-        return self.k * self.n // TILE_SIZE
+        """Number of tiles to search; an FP8 matrix has none."""
+        return 0 if self.fp8 else self.k * self.n // TILE_SIZE
 
     def stored(self, codebook: str) -> list[tuple[str, str, tuple[int, ...]]]:
         """Name, type and shape of its tensors, in the order of the file."""
+        if self.fp8:
+            scale = fp8.scale_shape(self.n, self.k, self.fp8)
+            return [
+                (f"{self.key}.weight", "F8_E4M3", (self.n, self.k)),
+                (f"{self.key}.{fp8.SUFFIX[self.fp8]}", "F32", scale),
+            ]
         rows: list[tuple[str, str, tuple[int, ...]]] = [
             (f"{self.key}.trellis", "I16", (self.k // TILE, self.n // TILE, words_of(self.bits))),
             (f"{self.key}.suh", "F16", (self.k,)),
@@ -123,6 +132,11 @@ class Plan:
     digest: str
 
     @property
+    def trellises(self) -> list[Target]:
+        """The linears that become EXL3."""
+        return [target for target in self.targets if not target.fp8]
+
+    @property
     def targets(self) -> list[Target]:
         """Every linear to encode."""
         return [target for shard in self.shards for unit in shard.units for target in unit.targets]
@@ -130,7 +144,7 @@ class Plan:
     def as_dict(self, options: Options) -> dict[str, Any]:
         """The JSON object of `--dry-run --format json`."""
         return {
-            "options": asdict(options),
+            "options": options.as_dict(),
             "linears": [asdict(target) for target in self.targets],
             "skipped": self.skipped,
             "existing": len(self.existing),
@@ -156,7 +170,7 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
     }
     for name in sorted(tensors, key=natural):
         stem, _, suffix = name.rpartition(".")
-        if stem in modules or not matches(name, options.include) or matches(name, options.exclude):
+        if stem in modules or not options.chooses(name):
             continue
         entry = tensors[name]
         reason = _unfit(entry)
@@ -166,7 +180,7 @@ def make_plan(checkpoint: Checkpoint, options: Options) -> Plan:
             continue
         matched += 1
         targets = _targets(entry, tensors, options)
-        uneven = [f"{t.key} [{t.n}, {t.k}]" for t in targets if t.k % BLOCK or t.n % BLOCK]
+        uneven = [f"{t.key} [{t.n}, {t.k}]" for t in targets if not t.fp8 and (t.k % BLOCK or t.n % BLOCK)]
         if uneven:
             odd += uneven
             skipped[name] = f"{list(entry.shape)} is not a multiple of {BLOCK} in both dimensions"
@@ -241,6 +255,16 @@ def _unfit(entry: Entry) -> str | None:
 def _targets(entry: Entry, tensors: Mapping[str, Entry], options: Options) -> list[Target]:
     """The linears that a tensor holds: one, or those of all experts of a stacked tensor."""
     stem = entry.name.removesuffix(".weight")
+    if options.is_fp8(entry.name):
+        if ".experts." in entry.name or len(entry.shape) != 2:
+            raise SparkloomError(
+                "routed experts are not stored as FP8",
+                field=entry.name,
+                mend="narrow --fp8 to dense matrices, or --exclude '*.experts.*'",
+                code=Exit.USAGE,
+            )
+        n, k = entry.shape
+        return [Target(stem, entry.name, 0, k, n, 8, fp8=options.fp8_scales)]
     if len(entry.shape) == 2:
         n, k = entry.shape
         bias = f"{stem}.bias" if f"{stem}.bias" in tensors else None
@@ -299,7 +323,9 @@ def _partner(
     for pair in PAIRS if options.share_suh else ():
         if bare in pair:
             other = here.get(f"{parent}.{pair[1 - pair.index(bare)]}")
-            if other and other.key not in taken and (other.k, other.bits) == (target.k, target.bits):
+            if other is None or other.key in taken or target.fp8 or other.fp8:
+                continue
+            if (other.k, other.bits) == (target.k, target.bits):
                 return (other,)
     return ()
 
@@ -347,5 +373,5 @@ def _digest(checkpoint: Checkpoint, options: Options) -> str:
         ]
         for name, header in sorted(checkpoint.headers.items())
     }
-    raw = json.dumps([asdict(options), source], sort_keys=True).encode()
+    raw = json.dumps([options.as_dict(), source], sort_keys=True).encode()
     return hashlib.sha256(raw).hexdigest()

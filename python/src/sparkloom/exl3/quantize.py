@@ -1,4 +1,4 @@
-"""Write an EXL3 copy of a checkpoint, shard by shard, without calibration data.
+"""Write an EXL3 (and FP8) copy of a checkpoint, shard by shard, without calibration data.
 
 Memory stays near eight times the largest matrix in float32. A run that is stopped goes on where it was, after
 the last whole linear. The target folder tells by its plan whose it is.
@@ -6,12 +6,13 @@ the last whole linear. The target folder tells by its plan whose it is.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,11 @@ from numpy.typing import NDArray
 
 from sparkloom import fsio
 from sparkloom.errors import Exit, SparkloomError
+from sparkloom.exl3 import fp8
 from sparkloom.exl3.checkpoint import CONFIG, INDEX, QUANTIZATION, Checkpoint, declared, load
 from sparkloom.exl3.claim import claimed, os_errors
 from sparkloom.exl3.declare import quantization_config, tensor_storage
+from sparkloom.exl3.device import choose
 from sparkloom.exl3.encode import encode
 from sparkloom.exl3.headers import Header, header_bytes, read_array, read_floats
 from sparkloom.exl3.linear import Linear, dense_weight
@@ -57,6 +60,7 @@ def quantize(
     *,
     threads: int | None = None,
     progress: Listener | None = None,
+    device: str = "cpu",
 ) -> dict[str, Any]:
     """Quantize a checkpoint; return the report that is also written to `quantize-report.json`.
 
@@ -66,6 +70,7 @@ def quantize(
         options: what to encode and how.
         threads: of the encoder; all cores if left out.
         progress: called after every few tiles.
+        device: `auto`, `cuda` or `cpu`; the result is the same.
 
     Raises:
         SparkloomError: see `make_plan`; a foreign or busy target; no space left; interrupted.
@@ -73,7 +78,7 @@ def quantize(
     checkpoint = load(source)
     plan = make_plan(checkpoint, options)
     with os_errors(target), claimed(checkpoint, target, plan, options) as work:
-        run = _Run(checkpoint, plan, options, target, work, threads, progress)
+        run = _Run(checkpoint, plan, options, target, work, threads, progress, choose(device))
         return run.all()
 
 
@@ -86,6 +91,7 @@ class _Run:
     work: Path
     threads: int | None
     progress: Listener | None
+    device: str = "cpu"
     tiles: int = 0
 
     def all(self) -> dict[str, Any]:
@@ -186,6 +192,9 @@ class _Run:
         elif unit.signs is not None:
             signs = unpack_signs(read_array(header, header.tensors[unit.signs[0]]))
             out.add([signs.tobytes()], {"name": unit.signs[1]})
+        elif unit.targets[0].fp8:
+            pieces, note = self._eight(unit.targets[0], header)
+            out.add(pieces, {"name": unit.name, "linears": [note]})
         else:
             report = (
                 None if self.progress is None else lambda done, _: self._tell(total, shard, unit.name, done)
@@ -194,12 +203,34 @@ class _Run:
             pieces = [array.tobytes() for linear in linears for array in linear.tensors().values()]
             out.add(pieces, {"name": unit.name, "linears": notes})
 
+    def _eight(self, target: Target, header: Header) -> tuple[list[bytes], dict[str, Any]]:
+        start = time.monotonic()
+        weight = read_floats(header, header.tensors[target.source]).reshape(target.n, target.k)
+        with named(header, target.key):
+            matrix = fp8.encode(weight, target.fp8 or "channel")
+        nmse, worst = fp8.error_of(matrix, weight)
+        pieces = [matrix.codes.tobytes(), matrix.scale.tobytes()]
+        return pieces, {
+            "name": target.key,
+            "source": target.source,
+            "source_dtype": header.tensors[target.source].dtype,
+            "k": target.k,
+            "n": target.n,
+            "bits": target.bits,
+            "codebook": f"fp8 {matrix.scales}",
+            "nmse": nmse,
+            "max_abs_error": worst,
+            "nbytes": matrix.codes.nbytes + matrix.scale.nbytes,
+            "shares_suh_with": None,
+            "seconds": round(time.monotonic() - start, 3),
+        }
+
     def _encode(
         self, unit: Unit, header: Header, progress: Callable[[int, int], None] | None
     ) -> tuple[list[Linear], list[dict[str, Any]]]:
         start = time.monotonic()
         weights = [_weight(header, target) for target in unit.targets]
-        try:
+        with named(header, unit.name):
             whole = encode(
                 weights[0] if len(weights) == 1 else np.concatenate(weights, axis=1),
                 unit.targets[0].bits,
@@ -207,16 +238,8 @@ class _Run:
                 _seed(self.options.seed, unit.name),
                 threads=self.threads,
                 progress=progress,
+                device=self.device,
             )
-        except SparkloomError as error:
-            raise SparkloomError(
-                error.summary,
-                file=header.path,
-                field=unit.name,
-                value=error.value,
-                mend=error.mend,
-                code=error.code,
-            ) from None
         linears, notes, column = [], [], 0
         for target, weight in zip(unit.targets, weights, strict=True):
             part = _columns(whole, column, column + target.n)
@@ -283,7 +306,8 @@ class _Run:
         return {
             "source": str(self.checkpoint.root),
             "target": str(self.target),
-            "options": asdict(self.options),
+            "options": self.options.as_dict(),
+            "device": self.device,
             "summary": {
                 "linears": len(notes),
                 "weights": weights,
@@ -299,6 +323,22 @@ class _Run:
             "skipped": self.plan.skipped,
             "files": files,
         }
+
+
+@contextlib.contextmanager
+def named(header: Header, name: str) -> Iterator[None]:
+    """Say in an encoder's error which matrix of which file it met."""
+    try:
+        yield
+    except SparkloomError as error:
+        raise SparkloomError(
+            error.summary,
+            file=header.path,
+            field=name,
+            value=error.value,
+            mend=error.mend,
+            code=error.code,
+        ) from None
 
 
 def _raw(header: Header, name: str) -> Iterator[bytes]:

@@ -103,7 +103,7 @@ def print_plan(plan: Plan, options: Options) -> None:
     console = Console(highlight=False, soft_wrap=True)
     rows: Counter[tuple[str, str, str]] = Counter()
     for t in plan.targets:
-        rows[(family(t.key), f"{t.bits:g}", f"{t.k} x {t.n}")] += 1
+        rows[(family(t.key), "fp8" if t.fp8 else f"{t.bits:g}", f"{t.k} x {t.n}")] += 1
     table = _table("to encode", "bits", "k x n", "count")
     for row, count in rows.items():
         table.add_row(*map(escape, row), str(count))
