@@ -248,7 +248,7 @@ def test_config_reads_the_files(tmp_path: Path) -> None:
     write(tmp_path / "tiny")
     found = config(tmp_path / "tiny")
     assert len(found.inventory.modules) == 12
-    assert found.matrices("model.layers.1.mlp.shared_experts.gate_up_proj") is None
+    assert found.parts("model.layers.1.mlp.shared_experts.gate_up_proj") is None
     assert found.inventory.experts("model.layers.4.mlp.experts", [("gate_proj",)]) is not None
     from vllm.model_executor.layers.linear import LinearBase
 
@@ -269,10 +269,94 @@ def test_half_encoded_fused_layer_and_attention_are_refused(tmp_path: Path) -> N
 
     save("model.layers.0.mlp.gate_proj")
     with pytest.raises(SparkloomError, match=r"native: model\.layers\.0\.mlp\.up_proj"):
-        config(tmp_path).matrices("model.layers.0.mlp.gate_up_proj")
+        config(tmp_path).parts("model.layers.0.mlp.gate_up_proj")
     save("model.layers.0.self_attn.o_proj")
-    with pytest.raises(SparkloomError, match="attention without quantization"):
+    with pytest.raises(
+        SparkloomError, match=r"attention without quantization unless patches\.dense_quantization is on"
+    ):
         config(tmp_path)
+
+
+def test_with_the_option_parts_of_a_merged_layer_may_differ(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import save_file
+
+    from sparkloom.vllm.fp8_headers import Fp8Module
+
+    rng = np.random.default_rng(2)
+    stem = "model.layers.0.self_attn"
+    stored = {f"{stem}.q_proj.{kind}": value for kind, value in tensors(linear(rng, 128, 128)).items()}
+    stored[f"{stem}.v_proj.weight"] = torch.zeros(128, 128).to(torch.float8_e4m3fn)
+    stored[f"{stem}.v_proj.weight_scale"] = torch.ones(128, 1)
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(SparkloomError, match="dense_quantization"):
+        config(tmp_path)
+    monkeypatch.setenv("SPARKLOOM_PATCHES", '{"dense_quantization": true}')
+    q, k, v, *_ = parts = config(tmp_path).parts(f"{stem}.in_proj_qkvbfg_a")
+    assert len(parts) == 6
+    assert (q.name, k, type(v)) == (f"{stem}.q_proj", f"{stem}.k_proj", Fp8Module)
+    stored["model.layers.4.eh_proj.weight"] = torch.zeros(128, 128).to(torch.float8_e4m3fn)
+    stored["model.layers.4.eh_proj.weight_scale"] = torch.ones(128, 1)
+    save_file(stored, tmp_path / "model.safetensors")
+    with pytest.raises(SparkloomError, match=r"eh_proj is FP8, but vLLM builds this layer without"):
+        config(tmp_path)
+
+
+@pytest.mark.parametrize("scales", ["channel", "block"])
+@pytest.mark.parametrize("row", [False, True])
+def test_fp8_and_native_parts_over_two_ranks(scales: str, row: bool) -> None:
+    """A merged layer of EXL3, native and FP8 parts, and a row-parallel FP8 one, against dense weights."""
+    from vllm.model_executor.layers.linear import RowParallelLinear
+
+    from sparkloom.exl3 import fp8
+    from sparkloom.vllm.fp8_headers import Fp8Module
+    from sparkloom.vllm.linear import Exl3LinearMethod
+
+    rng = np.random.default_rng(5)
+    coded, eight = linear(rng, H, 256), fp8.encode(rng.standard_normal((256, H)).astype(np.float32), scales)
+    plain = torch.randn(32, H)
+    name = fp8.SUFFIX[scales]
+    known: list[Any] = [Fp8Module("e", H, 256, scales)]
+    if not row:
+        known = [checkpoint.Module("q", 4, "mcg", H, 256), "b", known[0]]
+    whole_n = [256] if row else [256, 32, 256]
+    x = torch.randn(3, H)
+
+    def run(rank: int, world: int) -> torch.Tensor:
+        layer: Any = RowParallelLinear.__new__(RowParallelLinear) if row else torch.nn.Module()
+        torch.nn.Module.__init__(layer)
+        layer.prefix, layer.tp_rank, layer.tp_size = "a.in_proj_qkvbfg_a", rank, world
+        method = Exl3LinearMethod(known, "the checkpoint")
+        k = H // world if row else H
+        n = whole_n if row else [v // world for v in whole_n]
+        method.create_weights(layer, k, n, H, sum(whole_n), torch.float32)
+        at = 0 if row else 2
+        codes = torch.from_numpy(eight.codes).view(torch.float8_e4m3fn)
+        layer.weight.weight_loader(layer.weight, codes, *([] if row else [at]))
+        param = getattr(layer, name)
+        param.weight_loader(param, torch.from_numpy(eight.scale), *([] if row else [at]))
+        if not row:
+            layer.weight.weight_loader(layer.weight, plain, 1)
+            for kind, value in tensors(coded).items():
+                one = getattr(layer, kind)
+                one.weight_loader(one, value, 0)
+        method.process_weights_after_loading(layer)
+        found: torch.Tensor = method.apply(layer, x[:, k * rank : k * (rank + 1)] if row else x)
+        return found
+
+    dense = [fp8.decode(eight)]
+    if not row:
+        dense = [exl3.dense_weight(coded).T, plain.numpy(), dense[0]]
+    want = x.numpy() @ np.concatenate(dense).T
+    whole, halves = run(0, 1), [run(rank, 2) for rank in (0, 1)]
+    if row:
+        glued = halves[0] + halves[1]
+    else:
+        cut = [half.split([128, 16, 128], -1) for half in halves]
+        glued = torch.cat([part for i in range(3) for part in (cut[0][i], cut[1][i])], -1)
+    for got in (whole, glued):
+        assert np.abs(got.numpy() - want).max() < 3e-5 * np.abs(want).max()
 
 
 def test_without_files_the_configuration_decides(tmp_path: Path) -> None:

@@ -20,8 +20,9 @@ def test_an_option_is_taken_only_where_its_patch_is(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(sys.modules, "vllm", types.ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm._sparkloom_patches", marker)
     assert module.install({"free_indexer_logits": True}) == {"free_indexer_logits": True}
-    with pytest.raises(HookRefused, match="dense_quantization"):
-        module.install({"dense_quantization": True})
+    monkeypatch.setitem(module.UNBUILT, "another", "nothing else does it")
+    with pytest.raises(HookRefused, match="another"):
+        module.install({"another": True})
     marker.PATCHES = ()  # type: ignore[attr-defined]
     with pytest.raises(HookRefused, match="free_indexer_logits"):
         module.install({"free_indexer_logits": True})

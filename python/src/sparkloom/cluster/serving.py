@@ -162,5 +162,5 @@ class Patches(Section):
     """Let a request name a group whose cached blocks are evicted last; at most this share of the pool is kept
     so. null: such a wish is ignored."""
     dense_quantization: bool = False
-    """Let quantised dense layers (KDA, MLA, MLP, lm_head) load where the checkpoint has them. Needs a
-    patched vLLM: without the patch a rank refuses to start."""
+    """Let dense layers that the checkpoint holds as EXL3 or weight-only FP8 (KDA, MLA, MLPs, shared experts,
+    lm_head) load as they are. Off: such a checkpoint is refused."""

@@ -21,7 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sparkloom import fsio
-from sparkloom.errors import SparkloomError
+from sparkloom.errors import Exit, SparkloomError
+from sparkloom.exl3 import fp8
+from sparkloom.exl3.options import BOOST, matches
 from sparkloom.tiny import tokenizer
 from sparkloom.tiny.shape import VISION, Shape, config
 
@@ -242,13 +244,37 @@ def tensors(
     yield "lm_head.weight", head
 
 
+DENSE = ("native", "exl3", "fp8")
+
+
+def quantised(name: str, tensor: Array, kind: str, make: Maker) -> Iterator[tuple[str, Array]]:
+    """One tensor as it is, or a dense projection as EXL3 (from random bits, at 4 to 6 bits) or as FP8."""
+    chosen = matches(name, (*BOOST, "*layers.*.self_attn.kv_b_proj"))
+    n, k = tensor.shape if tensor.ndim == 2 else (0, 0)
+    stem = name.removesuffix(".weight")
+    if kind == "exl3" and chosen and not k % 128 and not n % 128:
+        bits = 4 + len(name) % 3
+        found = make.exl3(k, n, bits, float(tensor.std()))
+        yield from ((f"{stem}.{suffix}", value) for suffix, value in found.items())
+    elif kind == "fp8" and chosen:
+        whole = not k % 128 and not n % 128
+        odd = int(name.partition("layers.")[2].partition(".")[0] or 1) % 2  # so that both kinds are there
+        matrix = fp8.encode(tensor, "block" if whole and not odd else "channel")
+        yield name, matrix.codes
+        yield f"{stem}.{fp8.SUFFIX[matrix.scales]}", matrix.scale
+    else:
+        yield name, tensor
+
+
 KEPT_FLOAT32 = ("e_score_correction_bias", "conv1d", "dt_bias", "A_log", ".hc_")
 DTYPES = {"float32": "F32", "float16": "F16", "int16": "I16", "int32": "I32"}
 
 
 def stored(name: str, tensor: Array) -> tuple[str, Array]:
     """Type and bits of a tensor in the file; float32 becomes bfloat16 unless the architecture keeps it."""
-    if tensor.dtype != np.float32 or any(part in name for part in KEPT_FLOAT32):
+    if tensor.dtype == np.uint8:
+        return "F8_E4M3", tensor
+    if tensor.dtype != np.float32 or "weight_scale" in name or any(part in name for part in KEPT_FLOAT32):
         return DTYPES[tensor.dtype.name], np.ascontiguousarray(tensor).reshape(tensor.shape)  # keeps ()
     bits = np.ascontiguousarray(tensor).view(np.uint32)
     even = (bits >> np.uint32(16)) & np.uint32(1)
@@ -278,12 +304,20 @@ def ours(name: str) -> bool:
 
 
 def write(
-    folder: Path, *, shape: Shape | None = None, seed: int = 0, ring: int = RING, pull: float = PULL
+    folder: Path,
+    *,
+    shape: Shape | None = None,
+    seed: int = 0,
+    ring: int = RING,
+    pull: float = PULL,
+    dense: str = "native",
 ) -> dict[str, Any]:
     """Write the whole checkpoint to `folder`.
 
     Args:
+        shape, seed: of the model.
         ring, pull: see `tensors`.
+        dense: how the dense projections are stored: `native`, `exl3` or `fp8`.
 
     Returns:
         What was written: number of tensors and shards, bytes.
@@ -302,9 +336,20 @@ def write(
     for old in folder.glob("*"):
         old.unlink()
     shape = shape or Shape()
+    if dense not in DENSE:
+        raise SparkloomError(
+            "no such kind of dense weights",
+            field="dense",
+            value=dense,
+            mend="use native, exl3 or fp8",
+            code=Exit.USAGE,
+        )
     special, used = tokenizer.write(folder, shape.vocab)
+    make = Maker(seed + 1)
     everything = [
-        (name, stored(name, tensor)) for name, tensor in tensors(shape, seed, used, ring=ring, pull=pull)
+        (part, stored(part, value))
+        for name, tensor in tensors(shape, seed, used, ring=ring, pull=pull)
+        for part, value in quantised(name, tensor, dense, make)
     ]
     total = sum(bits.nbytes for _, (_, bits) in everything)
     shards: list[dict[str, tuple[str, Array]]] = [{} for _ in range(SHARDS)]

@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from sparkloom.errors import SparkloomError
+from sparkloom.vllm import fp8_headers
+from sparkloom.vllm.fp8_headers import Fp8Module
 
 CODEBOOKS = ("3inst", "mcg", "mul1")
 MARKERS = {"mcg": 0xCBAC1FED, "mul1": 0x83DCD12D}
@@ -149,16 +151,18 @@ class Inventory:
         modules: folded name -> EXL3 module.
         native: folded names of modules that have a plain `.weight`.
         declared: no file was read; `everywhere` stands for every routed expert.
+        fp8: name -> dense FP8 matrix.
     """
 
     source: str
     modules: dict[str, Module] = field(default_factory=dict)
     native: frozenset[str] = frozenset()
     everywhere: tuple[float, str] | None = None
-    _tails: dict[str, Module] = field(default_factory=dict, repr=False)
+    fp8: dict[str, Fp8Module] = field(default_factory=dict)
+    _tails: dict[str, Module | Fp8Module] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        for name, module in self.modules.items():
+        for name, module in (self.modules | self.fp8).items():
             key = tail(name)
             if key in self._tails:
                 raise SparkloomError(
@@ -169,7 +173,12 @@ class Inventory:
             self._tails[key] = module
 
     def find(self, name: str) -> Module | None:
-        """The EXL3 module that vLLM calls `name` (an expert's number as `*`), or None if it is native."""
+        """The EXL3 module that vLLM calls `name` (an expert's number as `*`), or None if it is none."""
+        found = self._tails.get(tail(name))
+        return found if isinstance(found, Module) else None
+
+    def find_any(self, name: str) -> Module | Fp8Module | None:
+        """The EXL3 or FP8 module that vLLM calls `name`, or None if it is native."""
         return self._tails.get(tail(name))
 
     def experts(self, layer: str, projections: Iterable[tuple[str, ...]]) -> list[Module] | None:
@@ -264,7 +273,7 @@ def inventory(
         key: Module(key, m.bits, m.codebook, m.k, m.n, len(members[key]) if "*" in key else 0)
         for key, m in modules.items()
     }
-    return Inventory(source, counted, frozenset(native))
+    return Inventory(source, counted, frozenset(native), fp8=fp8_headers.find(tensors, shard_of, source))
 
 
 def _show(module: Module) -> str:

@@ -16,11 +16,22 @@ from vllm.model_executor.layers.quantization.base_config import QuantizationConf
 from sparkloom.errors import SparkloomError
 from sparkloom.vllm import checkpoint
 from sparkloom.vllm.checkpoint import Inventory, Module
+from sparkloom.vllm.fp8_headers import Fp8Module
+from sparkloom.vllm.survey import OPTION, needs_option
 
 logger = init_logger("vllm.sparkloom.exl3")  # under "vllm." so that vLLM's handlers print it
 
 # Fused layers whose members a model may not list in `packed_modules_mapping`.
 FUSED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+# Merged only for fewer launches: members differ in kind and size, and may be EXL3, FP8 or native each.
+MIXED = {
+    "in_proj_qkvbfg_a": ["q_proj", "k_proj", "v_proj", "b_proj", "f_a_proj", "g_a_proj"],
+    "fused_qkv_a_proj": ["q_a_proj", "kv_a_proj_with_mqa"],
+}
+# Layers whose native weight vLLM reads: decoded once while they are loaded.
+DECODED = ("kv_b_proj",)
+# Parts of GLM-5.3 that vLLM builds native whatever the options say.
+NATIVE_ONLY = (".indexer.wk", ".indexer.weights_proj", ".eh_proj", ".mlp.gate", "embed_tokens", "conv1d")
 # Names that a checkpoint may use for gate, down and up of an expert.
 GATE, DOWN, UP = ("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")
 
@@ -81,21 +92,29 @@ class Exl3Config(QuantizationConfig):  # type: ignore[misc]
             )
             return
         self.inventory = checkpoint.read(folder)
-        if not self.inventory.modules:
+        if not self.inventory.modules and not self.inventory.fp8:
             raise SparkloomError(
                 "declared as EXL3, but not one tensor is (none is called `.trellis`)",
                 file=folder,
                 mend="check the path; remove quantization_config if the checkpoint is native",
             )
-        refuse_attention(self.inventory, hf_config)
-        logger.info("%s: %d groups of EXL3 matrices", model_name, len(self.inventory.modules))
+        refuse(self.inventory, hf_config, dense=dense_quantization())
+        logger.info(
+            "%s: %d groups of EXL3 matrices, %d FP8 matrices",
+            model_name,
+            len(self.inventory.modules),
+            len(self.inventory.fp8),
+        )
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
         """The method of one layer: EXL3 where its tensors are, else vLLM's unquantized one."""
         # Imported late: the API server also loads this module, and builds no layer.
         from vllm.model_executor.layers.fused_moe import RoutedExperts
         from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
-        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+        from vllm.model_executor.layers.vocab_parallel_embedding import (
+            ParallelLMHead,
+            VocabParallelEmbedding,
+        )
 
         if isinstance(layer, RoutedExperts):
             names = [
@@ -111,39 +130,48 @@ class Exl3Config(QuantizationConfig):  # type: ignore[misc]
             gate, up, down = found
             return Exl3ExpertsMethod(layer.moe_config, gate, up, down, self.inventory.source)
         if isinstance(layer, LinearBase):
-            matrices = self.matrices(prefix)
-            if matrices is None:
+            parts = self.parts(prefix)
+            if parts is None:
                 return UnquantizedLinearMethod()
-            from sparkloom.vllm.linear import Exl3LinearMethod
+            from sparkloom.vllm.linear import DecodedLinearMethod, Exl3LinearMethod
 
-            return Exl3LinearMethod(matrices, self.inventory.source)
-        if isinstance(layer, VocabParallelEmbedding) and self.inventory.find(prefix) is not None:
+            made = DecodedLinearMethod if prefix.rpartition(".")[2] in DECODED else Exl3LinearMethod
+            return made(parts, self.inventory.source)
+        if isinstance(layer, VocabParallelEmbedding):
+            whole = self.inventory.find_any(prefix)
+            if whole is None:
+                return None
+            if isinstance(layer, ParallelLMHead):
+                from sparkloom.vllm.linear import Exl3LinearMethod
+
+                return Exl3LinearMethod([whole], self.inventory.source)
             raise SparkloomError(
-                f"{prefix} is EXL3; embeddings and the output head must be native here",
+                f"{prefix} is quantised; embeddings must be native here",
                 file=self.inventory.source,
                 field=prefix,
                 mend="encode the checkpoint without it",
             )
         return None
 
-    def matrices(self, prefix: str) -> list[Module] | None:
-        """The EXL3 matrices behind a (possibly fused) linear layer, or None if it is native."""
+    def parts(self, prefix: str) -> list[Module | Fp8Module | str] | None:
+        """The matrices behind a (possibly fused) linear layer, native ones by name; None if all are."""
         stem, _, last = prefix.rpartition(".")
-        members = self.packed_modules_mapping.get(last) or FUSED.get(last) or [last]
+        members = self.packed_modules_mapping.get(last) or FUSED.get(last) or MIXED.get(last) or [last]
         names = [f"{stem}.{member}" if stem else member for member in members]
-        found = [self.inventory.find(name) for name in names]
+        found = [self.inventory.find_any(name) for name in names]
         if not any(found):
-            one = self.inventory.find(prefix)
+            one = self.inventory.find_any(prefix)
             return None if one is None else [one]
         missing = [name for name, module in zip(names, found, strict=True) if module is None]
-        if missing:
+        if missing and last not in MIXED:
             raise SparkloomError(
-                f"{prefix} is one layer in vLLM, but only a part of it is EXL3; native: {', '.join(missing)}",
+                f"{prefix} is one layer in vLLM, but only a part of it is quantised; "
+                f"native: {', '.join(missing)}",
                 file=self.inventory.source,
                 field=missing[0],
                 mend="encode all of " + ", ".join(members) + " or none",
             )
-        return [module for module in found if module is not None]
+        return [module or name for module, name in zip(found, names, strict=True)]
 
 
 def local_folder(model: str, revision: str | None = None) -> Path | None:
@@ -177,20 +205,38 @@ def weights_here(folder: Path, *, certain: bool) -> bool:
         return False
 
 
-def refuse_attention(inventory: Inventory, hf_config: Any) -> None:
-    """GLM-5.3's attention layers take no quantization in vLLM: say so instead of failing on a missing
-    parameter.
+def dense_quantization() -> bool:
+    """Whether the cluster file lets quantised dense layers load (`patches.dense_quantization`)."""
+    from sparkloom.vllm.hooks import options
+
+    return options.read().get(OPTION) is True
+
+
+def refuse(inventory: Inventory, hf_config: Any, *, dense: bool) -> None:
+    """Say which matrix cannot be loaded, instead of failing on a missing parameter.
 
     Raises:
-        SparkloomError: the checkpoint holds EXL3 attention matrices of such a model.
+        SparkloomError: a matrix needs `patches.dense_quantization`, or vLLM builds its layer native anyway.
     """
-    if not str(getattr(hf_config, "model_type", "")).startswith("glm5_next"):
-        return
-    for name in inventory.modules:
-        if ".self_attn." in name:
+    glm = str(getattr(hf_config, "model_type", "")).startswith("glm5_next")
+    for name, module in (inventory.modules | inventory.fp8).items():
+        kind = "FP8" if isinstance(module, Fp8Module) else "EXL3"
+        if glm and (name.endswith(NATIVE_ONLY) or ".visual." in name):
             raise SparkloomError(
-                f"{name} is EXL3, but vLLM builds GLM-5.3's attention without quantization",
+                f"{name} is {kind}, but vLLM builds this layer without quantization",
                 file=inventory.source,
                 field=name,
-                mend="encode experts and MLPs only, keep attention native",
+                mend="encode the checkpoint without it",
+            )
+        if not dense and needs_option(name, kind == "FP8", glm):
+            why = (
+                "vLLM builds GLM-5.3's attention without quantization"
+                if ".self_attn." in name
+                else "it is dense"
+            )
+            raise SparkloomError(
+                f"{name} is {kind}, and {why} unless patches.{OPTION} is on",
+                file=inventory.source,
+                field=name,
+                mend=f'set "patches": {{"{OPTION}": true}} in the cluster file, or keep this matrix native',
             )

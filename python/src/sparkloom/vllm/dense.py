@@ -1,4 +1,4 @@
-"""A dense copy of an EXL3 checkpoint: every EXL3 matrix decoded by the codec, the rest as it is.
+"""A dense copy of an EXL3 checkpoint: every EXL3 and FP8 matrix decoded, the rest as it is.
 
 This is what a parity gate compares with: transformers loads the copy, knows nothing of EXL3, and must say
 what the pair says. It is also the way back from EXL3 to a checkpoint that any engine takes (at sixteen or
@@ -15,6 +15,7 @@ from typing import Any
 from sparkloom import fsio
 from sparkloom.errors import SparkloomError
 from sparkloom.vllm import checkpoint
+from sparkloom.vllm.fp8_headers import BLOCK, Fp8Module
 
 
 def write_dense(source: Path, target: Path) -> int:
@@ -32,7 +33,7 @@ def write_dense(source: Path, target: Path) -> int:
 
     if target.exists():
         raise SparkloomError("the folder exists", file=target, mend="give a new folder")
-    checkpoint.read(source)
+    eights = checkpoint.read(source).fp8
     part = target.with_name(f".{target.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -48,6 +49,15 @@ def write_dense(source: Path, target: Path) -> int:
             if suffix == "trellis":
                 kept[f"{stem}.weight"] = _decoded(stem, where, handles)
                 count += 1
+            elif suffix == "weight" and stem in eights:
+                module = eights[stem]
+                scale = handles[where[f"{stem}.{module.scale_name}"]].get_tensor(
+                    f"{stem}.{module.scale_name}"
+                )
+                kept[name] = decode_fp8(handle.get_tensor(name), scale.float(), module)
+                count += 1
+            elif stem in eights and suffix == eights[stem].scale_name:
+                continue
             elif suffix not in checkpoint.SUFFIXES or f"{stem}.trellis" not in where:
                 kept[name] = handle.get_tensor(name)
         if kept:
@@ -78,3 +88,10 @@ def _decoded(stem: str, where: dict[str, Path], handles: dict[Path, Any]) -> Any
     marks = [mark for mark in checkpoint.MARKERS if f"{stem}.{mark}" in where]
     linear = Linear(get("trellis"), get("suh"), get("svh"), marks[0] if marks else "3inst", None)
     return torch.from_numpy(dense_weight(linear).T.copy())
+
+
+def decode_fp8(weight: Any, scale: Any, module: Fp8Module) -> Any:
+    """float32 [n, k] of an FP8 matrix."""
+    if module.scales == "block":
+        scale = scale.repeat_interleave(BLOCK, 0)[: module.n].repeat_interleave(BLOCK, 1)[:, : module.k]
+    return weight.float() * scale.reshape(-1, scale.shape[-1] if module.scales == "block" else 1)

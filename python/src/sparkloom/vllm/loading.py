@@ -72,6 +72,34 @@ def put(target: torch.Tensor, value: torch.Tensor, tensor: str, source: str) -> 
     target.copy_(value)
 
 
+def put_plain(target: torch.Tensor, value: torch.Tensor, tensor: str, source: str) -> None:
+    """Copy a native or FP8 weight or its scales (already cut for this rank) into its place.
+
+    Raises:
+        SparkloomError: other shape, an FP8 weight where none belongs or the reverse, or not finite.
+    """
+    eight = torch.float8_e4m3fn
+    if target.shape != value.shape or (target.dtype == eight) != (value.dtype == eight):
+        raise SparkloomError(
+            f"{tensor}: {value.dtype} {list(value.shape)} where {target.dtype} {list(target.shape)} belongs",
+            file=source,
+            field=tensor,
+            mend="the checkpoint and its config.json do not fit together: fetch both again",
+        )
+    if value.dtype == eight:
+        whole = bool(((value.view(torch.uint8) & 0x7F) != 0x7F).all())
+    else:
+        whole = bool(torch.isfinite(value).all())
+    if not whole:
+        raise SparkloomError(
+            f"{tensor}: values that are not finite",
+            file=source,
+            field=tensor,
+            mend="fetch the shard that holds it again",
+        )
+    target.copy_(value)
+
+
 def cut(value: torch.Tensor, dim: int, start: int, size: int, tensor: str, source: str) -> torch.Tensor:
     """`value.narrow` that says which tensor is too short.
 

@@ -14,14 +14,17 @@ from sparkloom.vllm.checkpoint import Inventory, Module
 BLOCK = 128
 # Matrices that tensor parallelism cuts along their inputs; all others along their outputs.
 BY_INPUT = ("down_proj", "w2", "o_proj")
+# Matrices that every rank holds whole.
+WHOLE = ("q_a_proj", "kv_a_proj_with_mqa", "wq_b", "f_a_proj", "g_a_proj")
 
 
 def survey(folder: Path, tp: int) -> dict[str, Any]:
     """Check a checkpoint for serving with this plug-in over `tp` ranks.
 
     Returns:
-        `path`, `tp`, and `groups`: per kind of matrix (name with layer and expert as `*`) its rate,
-        codebook, number of layers and of matrices.
+        `path`, `tp`, `groups`: per kind of matrix (name with layer and expert as `*`) its rate,
+        codebook, number of layers and of matrices; and `needs`: options of the cluster file without which
+        a rank refuses the checkpoint.
 
     Raises:
         SparkloomError: no checkpoint, wrong keys, a broken file or tensor, a matrix that does not split.
@@ -40,7 +43,7 @@ def survey(folder: Path, tp: int) -> dict[str, Any]:
         quantization = {}
     checkpoint.check_config(quantization, str(path))
     inventory = checkpoint.read(folder)
-    if not inventory.modules:
+    if not inventory.modules and not inventory.fp8:
         raise SparkloomError(
             "declared as EXL3, but not one tensor is (none is called `.trellis`)",
             file=folder,
@@ -48,7 +51,18 @@ def survey(folder: Path, tp: int) -> dict[str, Any]:
         )
     for module in inventory.modules.values():
         split(module, tp, str(folder))
-    return {"path": str(folder), "tp": tp, "groups": groups(inventory)}
+    glm = str(config.get("model_type", "")).startswith("glm5_next")
+    dense = any(needs_option(name, name in inventory.fp8, glm) for name in inventory.modules | inventory.fp8)
+    needs = [f"patches.{OPTION}"] if dense else []
+    return {"path": str(folder), "tp": tp, "groups": groups(inventory), "needs": needs}
+
+
+OPTION = "dense_quantization"
+
+
+def needs_option(name: str, fp8: bool, glm: bool) -> bool:
+    """Whether a matrix loads only with `patches.dense_quantization`."""
+    return fp8 or name.rpartition(".")[2] == "lm_head" or (glm and ".self_attn." in name)
 
 
 def split(module: Module, tp: int, source: str) -> None:
@@ -57,6 +71,8 @@ def split(module: Module, tp: int, source: str) -> None:
     Raises:
         SparkloomError: it does not; the mend lists sizes that work.
     """
+    if module.name.endswith(WHOLE):
+        return
     by_input = module.name.endswith(BY_INPUT)
     whole = module.k if by_input else module.n
     if whole % (BLOCK * tp) == 0:
@@ -83,4 +99,10 @@ def groups(inventory: Inventory) -> list[dict[str, Any]]:
         )
         entry["layers"] += 1
         entry["matrices"] += max(module.experts, 1)
+    for one in inventory.fp8.values():
+        name = re.sub(r"\.layers\.\d+\.", ".layers.*.", one.name)
+        fp8 = {"name": name, "bits": 8, "codebook": f"fp8 {one.scales}", "layers": 0, "matrices": 0}
+        entry = found.setdefault((name, 8, f"fp8 {one.scales}"), fp8)
+        entry["layers"] += 1
+        entry["matrices"] += 1
     return list(found.values())

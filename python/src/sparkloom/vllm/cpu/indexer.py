@@ -34,14 +34,18 @@ class KpoolIndexer(torch.nn.Module):  # type: ignore[misc]
     `q_latent` (input of q_b_proj, [T, q_lora_rank]) are set; `write` then stores keys, `mask` reads.
     """
 
-    def __init__(self, config: Any, prefix: str) -> None:
+    def __init__(self, config: Any, prefix: str, quant_config: Any = None) -> None:
         super().__init__()
         from vllm.model_executor.layers.linear import MergedColumnParallelLinear, ReplicatedLinear
 
         self.topk, self.pool = config.index_topk, config.index_kpool
         self.heads, self.dim = config.index_n_heads, config.index_head_dim
         self.wq_b = ReplicatedLinear(
-            config.q_lora_rank, self.heads * self.dim, bias=False, prefix=f"{prefix}.wq_b"
+            config.q_lora_rank,
+            self.heads * self.dim,
+            bias=False,
+            quant_config=quant_config,
+            prefix=f"{prefix}.wq_b",
         )
         self.wk_weights_proj = MergedColumnParallelLinear(
             config.hidden_size,
@@ -126,7 +130,9 @@ def apply() -> None:
     def init(self: Any, vllm_config: Any, config: Any, **kwargs: Any) -> None:
         kwargs["topk_indices_buffer"] = None
         build(self, vllm_config, DenseBranch(config), **kwargs)
-        self.indexer = indexer = KpoolIndexer(config, kwargs.get("prefix", "") + ".indexer")
+        self.indexer = indexer = KpoolIndexer(
+            config, kwargs.get("prefix", "") + ".indexer", kwargs.get("quant_config")
+        )
         self.mla_attn.mla_attn.impl.kpool = indexer
 
         def keep(module: Any, args: tuple[torch.Tensor, ...]) -> None:

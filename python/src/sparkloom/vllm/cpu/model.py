@@ -25,9 +25,12 @@ from sparkloom.vllm.cpu import (
     recurrence,
     swiglu,
 )
+from sparkloom.vllm.hooks import dense, options
 
 for part in (indexer, latent_attention, recurrence, qkv_norm, mhc, conv, draft_norm, swiglu):
     part.apply()
+if options.read().get(dense.OPTION) is True:
+    dense.apply()
 
 
 class Glm5NextText(Glm5NextForCausalLM):  # type: ignore[misc]

@@ -22,12 +22,12 @@ HOOKS: dict[str, str] = {
     "spin_window_ms": "spin_window",
     "draft_kv_block_tokens": "draft_block",
     "adaptive_verify_width": "verify_width",
+    "dense_quantization": "dense",
 }
 """Option of the cluster file -> module of this package whose `install(value)` does it."""
 
 UNBUILT: dict[str, str] = {
     "free_indexer_logits": "the indexer's logits live until the next chunk",
-    "dense_quantization": "vLLM builds these projections without a quantisation config",
 }
 """Options that need a patched vLLM; without it they are refused, never ignored."""
 
