@@ -98,6 +98,13 @@ def test_a_worker_alone_waits_and_says_for_whom(world: Make, capsys: pytest.Capt
     assert run(["status", *at_worker]) == 0
     capsys.readouterr()
     w.stop_agent("head")
+    assert run(["logs", *at_worker]) == 0
+    told_by_worker = capsys.readouterr().out
+    assert "head | (the head does not answer" in told_by_worker
+    assert "worker | INFO stub" in told_by_worker
+    assert run(["bundle", str(w.folder / "alone.tar.gz"), *at_worker]) == 0
+    with tarfile.open(w.folder / "alone.tar.gz") as archive:
+        assert any(name.startswith("worker/") for name in archive.getnames())
     assert run(["stop", "--socket", str(w.socket("worker")), "--wait", "5"]) in (3, 5, 7)
     assert "head" in capsys.readouterr().err
     deadline = time.monotonic() + 20

@@ -322,9 +322,14 @@ class Agent:
         """Answers of all nodes to `logs` or `evidence`, by node; a silent node's answer is its problem."""
         if what not in ("logs", "evidence"):
             raise ValueError(f"nothing called {what!r} is gathered")
-        if self.coordinator is None:
-            return await self._to_head("/v1/gather", {"what": what, "message": message}, 60.0)
         own = self._on_logs if what == "logs" else self._on_evidence
+        if self.coordinator is None:
+            found = await self._to_head("/v1/gather", {"what": what, "message": message}, 60.0)
+            if found.get("accepted") is not False:
+                return found
+            # Evidence is wanted most when the head is dead: this node's own is better than none.
+            here = await own(self.settings.node, message)
+            return {self.settings.head.name: {"problem": found["problems"][0]}, self.settings.node: here}
         found = {self.settings.node: await own(self.settings.node, message)}
         for name, peer in self.peers.items():
             try:

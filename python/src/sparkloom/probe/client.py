@@ -25,7 +25,9 @@ class Client:
         verify = self.base.startswith("https")
         # No proxy of the environment: the target is this machine or its peer.
         self.http = httpx.AsyncClient(headers=headers, timeout=None, trust_env=False, verify=verify)
-        self.open = httpx.AsyncClient(timeout=10.0, trust_env=False, verify=verify)
+        self.open = httpx.AsyncClient(
+            timeout=None, trust_env=False, verify=verify
+        )  # each check has a deadline
         self.key, self.model = key, model
 
     async def close(self) -> None:
