@@ -129,7 +129,7 @@ def test_a_cluster_of_one_node_serves_and_a_second_agent_leaves_it_alone(
     assert "mend:" in said
     after = wait(tmp_path, lambda v: bool(v.get("ready")))
     assert after["generation"] == before["generation"] == 1
-    assert after["nodes"][0]["facts"]["rank"]["processes"] > 0
+    wait(tmp_path, lambda v: v["nodes"][0]["facts"]["rank"]["processes"] > 1)
 
     # Files that break under a running pair change nothing; a restart is refused for them.
     good = (tmp_path / "cluster.json").read_text()

@@ -71,7 +71,7 @@ class LocalNode:
         self._sampled = float("-inf")
         self._sampling: asyncio.Task[None] | None = None
         self._gpu: dict[str, float] = {}
-        self._memory = 0  # of the rank's processes, bytes
+        self._processes, self._memory = 0, 0  # of the rank; bytes
         self._tail: Tail | None = None
         self._finishing: asyncio.Task[None] | None = None
         self._http = httpx.AsyncClient(timeout=3.0, trust_env=False, verify=False)
@@ -152,7 +152,7 @@ class LocalNode:
             "host": self.host.as_dict(),
             "rank": {
                 "phase": str(log.phase) if self.rank else "absent",
-                "processes": len(self.rank.processes()) if self.rank else 0,
+                "processes": self._processes if self.rank else 0,
                 "memory": self._memory if self.rank else 0,
                 "uptime_s": round(time.monotonic() - self.rank.started, 1) if self.rank else 0.0,
                 "transport": log.transport,
@@ -209,7 +209,8 @@ class LocalNode:
                 boot.record_stop(self.settings.state)
             self.follower.exited(generation, 127)
             return
-        self._tail = Tail(self.rank.log)
+        self._tail, self._sampled = Tail(self.rank.log), float("-inf")
+        self._processes = self._memory = 0
         print(f"started the rank of generation {generation}", flush=True)
         what = {"generation": generation, "argv": list(launch.argv), "parts": self.gate.parts}
         with contextlib.suppress(OSError):  # evidence only
@@ -246,14 +247,17 @@ class LocalNode:
             if self.settings.is_head:
                 await self._ask_health()
             self.host = read_host(self.root, self._gpu)
-            if now - self._sampled > SAMPLE_S and (self._sampling is None or self._sampling.done()):
+            every = SAMPLE_S if self._processes or self.rank is None else 1.0
+            if now - self._sampled > every and (self._sampling is None or self._sampling.done()):
                 self._sampled = now
                 self._sampling = asyncio.create_task(self._sample(self.rank))
             await asyncio.sleep(POLL_S)
 
     async def _sample(self, rank: Rank | None) -> None:
         """What may take long or hang, beside `watch`: a wedged driver must not keep the lease from ending."""
-        self._memory = await asyncio.to_thread(rank.memory) if rank is not None else 0
+        if rank is not None:
+            self._processes = len(await asyncio.to_thread(rank.processes))
+            self._memory = await asyncio.to_thread(rank.memory)
         if self.root.live:
             self._gpu = await asyncio.to_thread(ask_gpu)
 
