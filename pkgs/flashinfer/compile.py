@@ -11,16 +11,22 @@ import shutil
 import sys
 
 
-MODULES = ("sparse_mla_sm120", "topk")
-"""What is called on 12.x: the sparse attention over the latent cache, and top-k of the indexer."""
+MODULES = ("sampling", "sparse_mla_sm120", "topk")
+"""What is called on 12.x: top-k and top-p sampling, the sparse attention over the latent cache, the indexer's top-k."""
 
 
 def spec(name):
     """How FlashInfer compiles a module."""
     from flashinfer.jit.mla import gen_sparse_mla_sm120_module
+    from flashinfer.jit.sampling import gen_sampling_module
     from flashinfer.jit.topk import gen_topk_module
 
-    return {"sparse_mla_sm120": gen_sparse_mla_sm120_module, "topk": gen_topk_module}[name]()
+    makers = {
+        "sampling": gen_sampling_module,
+        "sparse_mla_sm120": gen_sparse_mla_sm120_module,
+        "topk": gen_topk_module,
+    }
+    return makers[name]()
 
 
 def main():
