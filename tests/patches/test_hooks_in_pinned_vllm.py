@@ -21,6 +21,7 @@ OPTIONS = {
     "pdl_gate": True,
     "draft_kv_block_tokens": 2304,
     "adaptive_verify_width": True,
+    "dense_quantization": True,
 }
 # The API server's modules import a JSON library that the CPU's vLLM does not bring; none of this calls it.
 CODE = """
