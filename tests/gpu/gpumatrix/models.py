@@ -5,6 +5,7 @@
 | `glm` | GLM-5.3-Flash, text only, EXL3 experts, an MTP layer whose drafts are often right |
 | `glm-dense` | the same weights, decoded to bfloat16 |
 | `glm-hf` | the dense weights under the names that transformers reads: the teacher |
+| `glm-small`, `glm-small-dense` | `glm` with EXL3 dense projections as well, and decoded |
 | `qwen`, `qwen-dense` | Qwen3-MoE, EXL3 experts and decoded |
 | `qwen-packed`, `qwen-packed-dense` | the same with EXL3 q, k, v and o projections too, and decoded |
 | `draft-anchor`, `draft-conv`, `draft-context` | DFlash2 drafts that hit (`drafts.py`) |
@@ -33,7 +34,7 @@ GLM = Shape(
 """True per-head sizes: latent heads of 256, linear heads of 128, 16 index heads of 128, pools of 4."""
 POSITIONS = 131_072
 QWEN = ("qwen", "qwen-packed")
-ALL = ("glm", "glm-dense", "glm-hf", *QWEN, *(f"{name}-dense" for name in QWEN))
+ALL = ("glm", "glm-hf", "glm-small", *QWEN, *(f"{name}-dense" for name in ("glm", "glm-small", *QWEN)))
 ALL += ("draft-anchor", "draft-conv", "draft-context")
 
 
@@ -55,6 +56,8 @@ def make(folder: Path) -> dict[str, Any]:
     write_dense(folder / "raw", folder / "glm-hf")
     text_only(folder / "raw", folder / "glm")
     text_only(folder / "glm-hf", folder / "glm-dense")
+    quantise_dense(folder / "glm", folder / "glm-small")
+    write_dense(folder / "glm-small", folder / "glm-small-dense")
     for name in QWEN:
         write_qwen(folder / name, packed=name == "qwen-packed")
         for extra in (folder / "raw").glob("tokenizer*"):
@@ -106,6 +109,41 @@ def text_only(source: Path, target: Path) -> None:
     config = json.loads((source / "config.json").read_text())
     config["architectures"] = ["Glm5NextForCausalLM"]
     (target / "config.json").write_text(json.dumps(config, indent=1))
+
+
+DENSE = (
+    *("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "self_attn.q_b_proj"),
+    *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
+    *(f"mlp.shared_experts.{part}_proj" for part in ("gate", "up", "down")),
+)
+
+
+def quantise_dense(source: Path, target: Path) -> int:
+    """A copy of a checkpoint whose dense projections are EXL3 of random bits, of about the same size.
+
+    Returns how many there are.
+    """
+    import numpy as np
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    from sparkloom.tiny.checkpoint import Maker
+
+    shutil.copytree(source, target)
+    make, count = Maker(5), 0
+    weights = load_file(target / "model.safetensors")
+    for name in sorted(weights):
+        stem = name.removesuffix(".weight")
+        if name.startswith("model.layers.") and stem.split(".", 3)[3] in DENSE:
+            n, k = weights[name].shape
+            spread = float(weights.pop(name).float().std())
+            for kind, tensor in make.exl3(k, n, 4, spread).items():
+                weights[f"{stem}.{kind}"] = torch.from_numpy(
+                    np.ascontiguousarray(tensor).reshape(tensor.shape)
+                )
+            count += 1
+    save_file(weights, target / "model.safetensors", metadata={"format": "pt"})
+    return count
 
 
 def write_qwen(folder: Path, packed: bool = False) -> None:

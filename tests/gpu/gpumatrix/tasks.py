@@ -140,6 +140,7 @@ def speculation(llm: Any) -> dict[str, Any]:
             found[names[short]] = getattr(metric, "values", None) or getattr(metric, "value", None)
     if found.get("drafts"):
         found["accepted_per_draft"] = round(found["accepted"] / found["drafts"], 3)
+        found["mean_width"] = round(found["draft_tokens"] / found["drafts"], 3)
     return found
 
 
@@ -172,12 +173,9 @@ def look(llm: Any) -> dict[str, Any]:
     facts["attention"] = sorted(backends)
     own = runner(llm)
     if own is not None:
-        kernels = set()
-        for module in own.model.modules():
-            kernel = getattr(getattr(module, "quant_method", None), "kernel", None)
-            if kernel is not None:
-                kernels.add(type(kernel).__name__)
-        facts["backends"] = sorted(kernels)
+        found = [getattr(getattr(m, "quant_method", None), "kernel", None) for m in own.model.modules()]
+        kernels = [type(kernel).__name__ for kernel in found if kernel is not None]
+        facts["backends"], facts["own_layers"] = sorted(set(kernels)), len(kernels)
     facts["max_gpu_mib"] = (
         round(torch.cuda.max_memory_allocated() / 2**20) if torch.cuda.is_available() else 0
     )
@@ -227,6 +225,22 @@ def memory(row: Mapping[str, Any]) -> dict[str, Any]:
         "rise_mib": round((peak - before) / 2**20, 1),
     }
     return {"generations": [generation(out)], "facts": look(llm), "numbers": numbers}
+
+
+def retention(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Cached tokens of a prompt of a named group, before and after a burst that fills the pool twice."""
+    llm = make_engine(row)
+    facts = look(llm)
+    mine, extra = prompt(LONG, 30), {"keep_prefix": "mine"}
+    ask(llm, [mine], 4, extra_args=extra)
+    before = ask(llm, [mine], 4, extra_args=extra)[0].num_cached_tokens
+    # Every prompt takes at least one block of each of its tokens' rows.
+    burst = 2 * (int(facts["gpu_blocks"]) // (LONG // int(facts["block"]))) + 4
+    for n in range(burst):
+        ask(llm, [prompt(LONG, 100 + n)], 2)
+    after = ask(llm, [mine], 4, extra_args=extra)[0].num_cached_tokens
+    numbers = {"burst": burst, "cached_before_burst": before, "cached_after_burst": after}
+    return {"facts": facts, "numbers": numbers}
 
 
 def stops(row: Mapping[str, Any]) -> dict[str, Any]:
