@@ -6,6 +6,7 @@
 | `glm-dense` | the same weights, decoded to bfloat16 |
 | `glm-hf` | the dense weights under the names that transformers reads: the teacher |
 | `glm-small`, `glm-small-dense` | `glm` with EXL3 dense projections as well, and decoded |
+| `glm-fp8`, `glm-fp8-dense` | `glm` with weight-only FP8 dense projections, and decoded |
 | `qwen`, `qwen-dense` | Qwen3-MoE, EXL3 experts and decoded |
 | `qwen-packed`, `qwen-packed-dense` | the same with EXL3 q, k, v and o projections too, and decoded |
 | `draft-anchor`, `draft-conv`, `draft-context` | DFlash2 drafts that hit (`drafts.py`) |
@@ -34,7 +35,8 @@ GLM = Shape(
 """True per-head sizes: latent heads of 256, linear heads of 128, 16 index heads of 128, pools of 4."""
 POSITIONS = 131_072
 QWEN = ("qwen", "qwen-packed")
-ALL = ("glm", "glm-hf", "glm-small", *QWEN, *(f"{name}-dense" for name in ("glm", "glm-small", *QWEN)))
+PACKED = ("glm", "glm-small", "glm-fp8", *QWEN)
+ALL = ("glm-hf", *PACKED, *(f"{name}-dense" for name in PACKED))
 ALL += ("draft-anchor", "draft-conv", "draft-context")
 
 
@@ -48,7 +50,7 @@ def make(folder: Path) -> dict[str, Any]:
     from sparkloom.vllm.dense import write_dense
 
     folder.mkdir(parents=True, exist_ok=True)
-    for name in (*ALL, "raw"):
+    for name in (*ALL, "raw", "raw-fp8"):
         shutil.rmtree(folder / name, ignore_errors=True)
     write(folder / "raw", shape=GLM, ring=RING, pull=PULL)
     used = len(json.loads((folder / "raw" / "tokenizer.json").read_text())["model"]["vocab"])
@@ -58,6 +60,11 @@ def make(folder: Path) -> dict[str, Any]:
     text_only(folder / "glm-hf", folder / "glm-dense")
     quantise_dense(folder / "glm", folder / "glm-small")
     write_dense(folder / "glm-small", folder / "glm-small-dense")
+    write(folder / "raw-fp8", shape=GLM, ring=RING, pull=PULL, dense="fp8")
+    edit_config(folder / "raw-fp8", layer_kinds)
+    text_only(folder / "raw-fp8", folder / "glm-fp8")
+    shutil.rmtree(folder / "raw-fp8")
+    write_dense(folder / "glm-fp8", folder / "glm-fp8-dense")
     for name in QWEN:
         write_qwen(folder / name, packed=name == "qwen-packed")
         for extra in (folder / "raw").glob("tokenizer*"):

@@ -341,7 +341,7 @@ HOOK_ROWS = [
     ),
 ]
 
-HOOK_ROWS += [
+SPECULATION_AND_DENSE_ROWS = [
     Row(
         "draft-block",
         "draft_kv_block_tokens = half the manager block: more pool blocks, same tokens, same drafts accepted",
@@ -452,6 +452,31 @@ HOOK_ROWS += [
             FORCED,
             DRAFTED,
             same("near", "dense-exl3", flips=1),
+        ],
+    ),
+    Row(
+        "fp8-decoded",
+        "a checkpoint whose dense projections were FP8, decoded: the reference of dense-fp8",
+        model="glm-fp8-dense",
+        group="hooks",
+        plugin=False,
+        checks=[REPEATS],
+    ),
+    Row(
+        "dense-fp8",
+        "dense_quantization: weight-only FP8 in the dense projections and lm_head, CUDA graphs",
+        model="glm-fp8",
+        group="hooks",
+        backend="cuda",
+        options={"dense_quantization": True},
+        engine=GRAPHS,
+        checks=[
+            installed("dense_quantization", True),
+            REPEATS,
+            CACHED,
+            WARM,
+            FORCED,
+            same("near", "fp8-decoded", flips=2, median=0.06),
         ],
     ),
 ]
@@ -696,7 +721,7 @@ DFLASH_ROWS += [
     ),
 ]
 
-ROWS = [*LONG_ROWS, *BASE_ROWS, *EXL3_ROWS, *DFLASH_ROWS, *HOOK_ROWS]
+ROWS = [*LONG_ROWS, *BASE_ROWS, *EXL3_ROWS, *DFLASH_ROWS, *SPECULATION_AND_DENSE_ROWS, *HOOK_ROWS]
 """All rows, in the order in which they are started: the longest first."""
 
 
