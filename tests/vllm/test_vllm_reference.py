@@ -71,6 +71,23 @@ def test_dense_weight_while_another_type_is_the_default() -> None:
         reference.hadamard.cache_clear()
 
 
+def test_dense_layer_can_be_compiled() -> None:
+    """torch.compile traces the method of a dense layer into one graph (Qwen3-MoE runs so)."""
+    pytest.importorskip("vllm")
+    from sparkloom.vllm.linear import Exl3LinearMethod
+
+    method = Exl3LinearMethod.__new__(Exl3LinearMethod)
+    method.runs = [lambda x: x + 1, lambda x: x * 2]
+
+    class Layer(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return method.apply(self, x)
+
+    x = torch.ones(2, 3)
+    compiled = torch.compile(Layer(), fullgraph=True, backend="eager")
+    assert torch.equal(compiled(x), torch.full((2, 6), 2.0))
+
+
 E, H, INNER, TOP = 4, 256, 128, 2
 
 

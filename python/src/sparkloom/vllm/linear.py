@@ -305,7 +305,7 @@ class Exl3LinearMethod(LinearMethodBase):  # type: ignore[misc]
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
         """x [..., k] -> [..., sum(n)], plus the bias."""
-        assert self.runs, "process_weights_after_loading has not run"
+        # No `assert self.runs`: torch.compile cannot trace the assertion of a list.
         y = self.runs[0](x) if len(self.runs) == 1 else torch.cat([run(x) for run in self.runs], -1)
         return y if bias is None else y + bias
 
