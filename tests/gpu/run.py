@@ -55,10 +55,17 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--deadline", type=float, help="seconds after which rows are ended")
     one.add_argument("--commit", help="commit of the sources (default: asked of git)")
     one = commands.add_parser("receipt", help="write docs/receipts/vllm-matrix-DEVICE-DATE.{md,json}")
-    one.add_argument("results", type=Path, nargs="+", help="results.json of one or more runs, oldest first")
+    one.add_argument(
+        "results",
+        type=Path,
+        nargs="+",
+        help="results of one or more runs, oldest first; with --again results.full.json",
+    )
     one.add_argument("--out", type=Path, default=REPO / "docs" / "receipts")
     one.add_argument("--note", type=Path, help="Markdown to add at the end")
-    one.add_argument("--again", action="store_true", help="judge anew with the rows of these sources")
+    one.add_argument(
+        "--again", action="store_true", help="judge anew with the rows of these sources; drops others"
+    )
     return made
 
 
@@ -97,7 +104,9 @@ def main(argv: list[str] | None = None) -> int:
         for part in parts:
             known = [row for row in rows.ROWS if row.name in part["rows"]]
             records = {name: one["record"] for name, one in part["rows"].items()}
-            part["rows"] = part["rows"] | matrix.verdicts(known, records)
+            part["rows"] = matrix.verdicts(known, records)
+    for part in parts:
+        part["rows"] = receipt.shortened(part["rows"])
     for path in receipt.write(parts, asked.out, asked.note.read_text() if asked.note else ""):
         print(path)
     return 0

@@ -47,8 +47,15 @@ def test_slimming_keeps_the_best_code_and_every_offset() -> None:
     assert [len(c) for c in fatbin.containers(slim)] == [4, 2]
 
 
+def test_code_of_an_older_major_does_not_count() -> None:
+    library = container((1, 80, b"P" * 70), (1, 70, b"O" * 70), (2, 80, b"A" * 40), (2, 120, b"D" * 20))
+    assert [letter for letter in "POAD" if letter.encode() * 20 in fatbin.slim(library, 90)] == ["P"]
+    assert [letter for letter in "POAD" if letter.encode() * 20 in fatbin.slim(library, 89)] == ["A"]
+
+
 def test_slimming_to_other_capabilities() -> None:
     assert b"A" * 40 in fatbin.slim(LIBRARY, 89)
+    assert b"P" * 70 in fatbin.slim(LIBRARY, 121)  # no code of this major: PTX
     assert b"D" * 20 in fatbin.slim(LIBRARY, 121)
     exact = fatbin.slim(LIBRARY, 90, exact=True)
     assert b"B" * 50 in exact
@@ -243,7 +250,7 @@ def test_deadline_ends_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     table = [Row("late", "x"), dataclasses.replace(Row("late", "x"), name="never")]
     found = matrix.run(table, tmp_path / "out", tmp_path, parallel=1, deadline=0.5)
     assert "not started" in found["never"]["record"]["error"]
-    assert found["late"]["state"] == "failed"
+    assert found["late"]["record"]["error"] == "ended: the time was up"
 
 
 WHERE = {
@@ -270,7 +277,7 @@ def test_receipt(tmp_path: Path) -> None:
     records = {
         "a": {"generations": [long], "facts": {"repeats": True}, "numbers": {"peak": 1.5, "steps": [1]}},
         "b": {"generations": [said([*range(49), 7])], "facts": {"repeats": True}},
-        "c": {"error": "ValueError: no"},
+        "c": {"error": "ValueError: no\n  File somewhere"},
     }
     part = {"where": WHERE, "rows": receipt.shortened(matrix.verdicts(table, records))}
     later = {"where": {**WHERE, "commit": "def"}, "rows": {"c": {**part["rows"]["c"], "state": "failed"}}}
@@ -280,7 +287,7 @@ def test_receipt(tmp_path: Path) -> None:
     assert "1 of 3 rows hold" in text
     assert "| `a` | does a|b | holds |" in text
     assert "**not** tokens equal those of a: 49 of 50 tokens, 0 of 1 prompts" in text
-    assert "ValueError: no" in text
+    assert "| ValueError: no |" in text
     assert "abc1234, def" in text
     assert "- `a`: peak 1.5" in text
     assert text.endswith("A note.\n")

@@ -53,18 +53,21 @@ def entries(data: bytes | bytearray, start: int, end: int) -> list[Entry]:
 
 
 def kept(container: list[Entry], arch: int, exact: bool = False) -> list[Entry]:
-    """Entries to keep for a GPU of capability `arch`: the best machine code up to it, else such PTX.
+    """Entries to keep for a GPU of capability `arch`.
+
+    The best machine code that runs there: of the same major capability, not newer. Where there is none, the
+    newest PTX that the driver can compile for it. (Code of an older major does not run.)
 
     Args:
         exact: keep machine code of exactly this capability, or nothing.
     """
-    codes = [entry for entry in container if entry.kind == CODE and entry.arch <= arch]
-    best = max((entry.arch for entry in codes), default=None)
+    codes = [entry for entry in container if entry.kind == CODE]
     if exact:
         return [entry for entry in codes if entry.arch == arch]
-    if best is not None:
-        return [entry for entry in codes if entry.arch == best]
-    return [entry for entry in container if entry.kind == PTX and entry.arch <= arch]
+    runs = [entry for entry in codes if entry.arch // 10 == arch // 10 and entry.arch <= arch]
+    found = runs or [entry for entry in container if entry.kind == PTX and entry.arch <= arch]
+    best = max((entry.arch for entry in found), default=None)
+    return [entry for entry in found if entry.arch == best]
 
 
 def slim(data: bytes, arch: int, exact: bool = False) -> bytes:

@@ -78,7 +78,7 @@ class Running:
     """One started row."""
 
     def __init__(self, row: Row, out: Path, models: Path, env: Mapping[str, str]) -> None:
-        self.row, self.began, self.late = row, time.monotonic(), False
+        self.row, self.began, self.why = row, time.monotonic(), "the process died"
         self.record_file = out / f"{row.name}.json"
         self.record_file.unlink(missing_ok=True)
         asked = out / f"{row.name}.row.json"
@@ -98,7 +98,7 @@ class Running:
         if self.process.poll() is not None:
             return True
         if time.monotonic() - self.began > self.row.limit:
-            self.late = True
+            self.why = f"no result within {self.row.limit} s"
             self.end()
             return True
         return False
@@ -118,8 +118,7 @@ class Running:
         if self.record_file.exists():
             found: dict[str, Any] = json.loads(self.record_file.read_text())
         else:
-            why = f"no result within {self.row.limit} s" if self.late else "the process died"
-            found = {"error": why}
+            found = {"error": self.why}
         found["wall_s"] = wall
         return found
 
@@ -156,6 +155,7 @@ def run(
             late = deadline is not None and time.monotonic() - began > deadline
             if late:
                 for one in running:
+                    one.why = "ended: the time was up"
                     one.end()
                 for row in waiting:
                     records[row.name] = {"error": "not started: the time was up"}

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+GROUPS = ("base", "hooks", "exl3", "long", "dflash")
 PACKAGES = ("vllm", "torch", "triton", "transformers", "flashinfer-python", "numpy")
 
 
@@ -54,7 +55,10 @@ def shortened(verdicts: Mapping[str, Any]) -> dict[str, Any]:
     found = {}
     for name, one in verdicts.items():
         record = dict(one["record"])
-        record["tokens"] = [g["tokens"] for g in record.pop("generations", None) or []]
+        if "error" in record:
+            record["error"] = str(record["error"]).splitlines()[0]
+        if "generations" in record:
+            record["tokens"] = [g["tokens"] for g in record.pop("generations")]
         found[name] = {**one, "record": record}
     return found
 
@@ -121,7 +125,7 @@ def markdown(merged: Mapping[str, Any]) -> str:
         "",
     ]
     group = None
-    for name, one in rows.items():
+    for name, one in sorted(rows.items(), key=lambda item: GROUPS.index(item[1]["row"]["group"])):
         if one["row"]["group"] != group:
             group = one["row"]["group"]
             lines += ["", f"## {group}", "", "| row | what is judged | verdict | seen |", "|---|---|---|---|"]

@@ -173,13 +173,19 @@ def look(llm: Any) -> dict[str, Any]:
     facts["attention"] = sorted(backends)
     own = runner(llm)
     if own is not None:
-        found = [getattr(getattr(m, "quant_method", None), "kernel", None) for m in own.model.modules()]
-        kernels = [type(kernel).__name__ for kernel in found if kernel is not None]
+        kernels = [type(kernel).__name__ for m in own.model.modules() for kernel in own_kernels(m)]
         facts["backends"], facts["own_layers"] = sorted(set(kernels)), len(kernels)
     facts["max_gpu_mib"] = (
         round(torch.cuda.max_memory_allocated() / 2**20) if torch.cuda.is_available() else 0
     )
     return facts
+
+
+def own_kernels(module: Any) -> list[Any]:
+    """The plug-in's kernel objects behind a module: one for experts, one per run of a dense layer."""
+    method = getattr(module, "quant_method", None)
+    runs = [getattr(run, "__self__", None) for run in getattr(method, "runs", [])]
+    return [kernel for kernel in (getattr(method, "kernel", None), *runs) if kernel is not None]
 
 
 def hooks() -> dict[str, Any]:
