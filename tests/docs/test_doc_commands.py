@@ -91,7 +91,8 @@ def desk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     windows = cut(list(range(64)), 2, 32, "text.txt")
     windows.save(tmp_path / "windows.json")
     near, far = {"1": -0.1, "2": -2.5}, {"1": -0.2, "2": -1.9}
-    for name, cell in (("teacher", near), ("model", far), ("plain", near), ("edited", far)):
+    for name in ("teacher", "plain", "model", "edited", "k2", "k3", "k4", "k6"):
+        cell = near if name in ("teacher", "plain") else far
         rows = [{"seal": windows.seal, "top": 20, "window": i, "positions": [cell] * 31} for i in range(2)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     (tmp_path / ".env").write_text("GLM53_PORT=8888\n")

@@ -109,7 +109,10 @@ def compare(
             f"{r['same_top']:.1%}",
             f"{r['coverage']:.1%}",
         )
-    Console().print(grid)
+    console = Console()
+    if not console.is_terminal:  # a file or pipe has room for whole numbers
+        console.width = 120
+    console.print(grid)
 
 
 def full(path: Path, done: dict[int, Any], want: int) -> dict[int, Any]:
