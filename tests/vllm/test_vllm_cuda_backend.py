@@ -43,3 +43,28 @@ def test_it_says_what_it_needs_and_refuses() -> None:
     linear = LinearSpec("q", 256, (128, 384), (4, 6), ("mcg", "mul1"), 64, torch.float64)
     assert "float64" in (cuda.refuses(linear) or "")
     assert cuda.refuses(replace(linear, dtype=torch.float16)) is None
+
+
+def test_a_dense_layer_is_one_node_of_a_compiled_graph() -> None:
+    """vLLM compiles whole models: a layer's apply must trace without a break and follow the layer's name."""
+    from sparkloom.vllm.backends.cuda import CudaLinear, _dense
+    from sparkloom.vllm.linear import Exl3LinearMethod
+
+    class Plain(CudaLinear):
+        """Without tensors and scratch."""
+
+        def __init__(self, weight: torch.Tensor) -> None:
+            self.name, self.width, self.weight = "layers.0.q", weight.shape[1], weight
+            _dense[self.name] = self
+
+        def run(self, x: torch.Tensor) -> torch.Tensor:
+            return x @ self.weight
+
+    layer, x = torch.nn.Linear(1, 1), torch.randn(2, 5, 4)
+    method = Exl3LinearMethod([], "")
+    first = Plain(torch.randn(4, 3))
+    method.runs = [first.apply]
+    call = torch.compile(lambda x: method.apply(layer, x), fullgraph=True, backend="aot_eager")
+    assert torch.allclose(call(x), x @ first.weight)
+    second = Plain(torch.randn(4, 3))  # the same layer of another engine: graphs find it by name
+    assert torch.allclose(call(x), x @ second.weight)

@@ -275,7 +275,7 @@ class Exl3LinearMethod(LinearMethodBase):  # type: ignore[misc]
             kind: tuple(self.piece(layer, kind, i) for i in members) for kind in ("trellis", "suh", "svh")
         }
         spec = LinearSpec(
-            layer=layer.prefix,
+            layer=layer.prefix if members[0] == 0 else f"{layer.prefix}[{members[0]}]",
             k=self.k,
             n=tuple(self.n[i] for i in members),
             bits=tuple(part.bits for part in parts),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
+from weakref import WeakValueDictionary
 
 import torch
 from vllm.logger import init_logger
@@ -116,11 +117,34 @@ class CudaExperts(ExpertsKernel):
         return out
 
 
+_dense: WeakValueDictionary[str, CudaLinear] = WeakValueDictionary()
+
+
+def exl3_dense(x: torch.Tensor, layer: str, width: int) -> torch.Tensor:
+    """A dense layer by its name: one opaque node in a graph of torch.compile, which need not see the scratch.
+
+    vLLM's compiled graphs outlive a process, so they must not hold numbers or pointers.
+    """
+    return _dense[layer].run(x)
+
+
+def _exl3_dense_fake(x: torch.Tensor, layer: str, width: int) -> torch.Tensor:
+    return x.new_empty(*x.shape[:-1], width)
+
+
+torch.library.custom_op(
+    "sparkloom::exl3_dense", exl3_dense, mutates_args=(), schema="(Tensor x, str layer, int width) -> Tensor"
+)
+torch.library.register_fake("sparkloom::exl3_dense", _exl3_dense_fake)
+
+
 class CudaLinear(LinearKernel):
     """One dense layer: its logical matrices write side by side into one result."""
 
     def __init__(self, spec: LinearSpec, tensors: LinearTensors) -> None:
         self.spec, self.tensors = spec, tensors
+        self.name, self.width = spec.layer, sum(spec.n)
+        _dense[self.name] = self
         for index, trellis in enumerate(tensors.trellis):
             k, n, _ = checks.trellis(f"{spec.layer}.trellis[{index}]", trellis, 0)
             if (k, n) != (spec.k, spec.n[index]):
@@ -142,8 +166,15 @@ class CudaLinear(LinearKernel):
 
     def apply(self, x: torch.Tensor) -> torch.Tensor:
         """See `LinearKernel.apply`."""
+        if torch.compiler.is_compiling():
+            compiled: torch.Tensor = torch.ops.sparkloom.exl3_dense(x, self.name, self.width)
+            return compiled
+        return self.run(x)
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        """`apply`, eagerly."""
         rows = x.reshape(-1, self.spec.k).contiguous()
-        out = torch.empty(len(rows), sum(self.spec.n), dtype=x.dtype, device=x.device)
+        out = torch.empty(len(rows), self.width, dtype=x.dtype, device=x.device)
         parts = zip(self.tensors.trellis, self.tensors.suh, self.tensors.svh, self.codes, strict=True)
         at = 0
         for trellis, suh, svh, code in parts:
