@@ -11,8 +11,8 @@ target's block size although its window is far smaller. Please take a `draft_blo
 config, or let the packed grouping split the drafter's block until it no longer is the widest group."
 Default off (`draft_kv_block_tokens` unset). Drop when: vLLM has such an option.
 Tested: the planner, the cache manager and the addresses of vLLM 0.33.0 at the true sizes
-(tests/patches/test_draft_block.py). On a GPU: start with the option, compare the tokens of greedy requests
-with stock (they must be equal), and "GPU KV cache size" and the number of GPU blocks in the log (+35 %).
+(tests/patches/test_draft_block.py). On an H200 with a tiny model (docs/receipts, row draft-block): 4,888
+blocks instead of 2,647, the same tokens, as many drafts accepted. Not run at the true sizes.
 """
 
 from __future__ import annotations

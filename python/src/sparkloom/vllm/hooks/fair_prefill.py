@@ -9,8 +9,10 @@ Upstream: `Scheduler.schedule` in `vllm/v1/core/sched/scheduler.py` (0.33.0) has
 interval of prefills are constants, so a long prompt stalls running answers on a slow machine or waits too
 long on a fast one. Please let the scheduler choose both from measured step times, given a longest gap and a
 share."
-Tested: the controller against simulated machines (tests/vllm/hooks/test_fair_prefill.py). On a GPU: the
-largest gap of a running answer while a 32k prompt arrives stays near `fair_prefill_max_gap_ms`.
+Tested: the controller against simulated machines (tests/vllm/hooks/test_fair_prefill.py). On an H200
+(docs/receipts, row fair): chunks and interval follow the bound from the third chunk on; the first, made
+before anything was measured, passed it, and where a step's fixed cost outweighs its tokens, as in a tiny
+model, chunks become smaller than they need be.
 Default on (`fair`) for the profiles that serve people. Drop when: vLLM bounds the gap by time.
 """
 
