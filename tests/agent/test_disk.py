@@ -140,6 +140,21 @@ def test_a_coordinator_that_cannot_write_tells_nobody_and_heals(
     asyncio.run(go())
 
 
+def test_a_new_gate_looks_at_the_files_anew(tmp_path: Path) -> None:
+    """A file that was mended a moment ago must not make the launch be refused for its old digest."""
+
+    async def go() -> None:
+        node = local(tmp_path)
+        gate = replace(BEAT, phase=Phase.GATE)
+        before = (await node.beat(gate)).digest
+        (tmp_path / "model/config.json").write_text("{}")
+        assert (await node.beat(replace(gate, seq=2))).digest == before  # the same gate, a moment later
+        assert (await node.beat(replace(gate, seq=3, epoch=2))).digest != before
+        await node.stop()
+
+    asyncio.run(go())
+
+
 def test_a_running_rank_is_on_record_until_its_end_was_seen(tmp_path: Path) -> None:
     """P21: after a reset of the host the boot id tells it from a rank that ended by itself."""
 

@@ -33,17 +33,18 @@ class Gate:
         self.parts: dict[str, str] = {}
         self.digest = ""
         self.blockers: list[str] = []
-        self._read_at = float("-inf")
+        self._read_at, self._read_epoch = float("-inf"), -1
         self._looked = float("-inf")
         self._look_task: asyncio.Task[None] | None = None
         self._look_epoch = self._task_epoch = -1
         self._hygiene_epoch = -1
 
-    async def read(self, now: float, *, force: bool = False) -> None:
-        """The digest of what is on disk now, at most every few seconds."""
-        if now - self._read_at < DIGEST_EVERY_S and not force:
+    async def read(self, beat: Beat, now: float, *, force: bool = False) -> None:
+        """The digest of what is on disk now: at each new gate, else at most every few seconds."""
+        anew = beat.phase is Phase.GATE and beat.epoch != self._read_epoch
+        if now - self._read_at < DIGEST_EVERY_S and not (force or anew):
             return
-        self._read_at = now
+        self._read_at, self._read_epoch = now, beat.epoch
         self.parts = await self._parts()
         self.digest = sameness.digest_of(self.parts)
 

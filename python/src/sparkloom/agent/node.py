@@ -85,7 +85,8 @@ class LocalNode:
         """Follow one beat and report."""
         now = time.monotonic()
         if self.rank is None:
-            await self.gate.read(now, force=beat.desired is not None and beat.desired > self.follower.highest)
+            launch = beat.desired is not None and beat.desired > self.follower.highest
+            await self.gate.read(beat, now, force=launch)
             self.gate.look(beat, now)
             self.gate.ask_hygiene(beat)
         self._grace = beat.grace_s
