@@ -12,6 +12,8 @@ from sparkloom.errors import Exit, SparkloomError
 from sparkloom.vllm.checkpoint import MARKERS
 
 TILE, BLOCK = 16, 128
+PIECE = 1 << 24
+"""Elements that are checked at a time."""
 
 
 def parameter(
@@ -62,7 +64,7 @@ def put(target: torch.Tensor, value: torch.Tensor, tensor: str, source: str) -> 
             field=tensor,
             mend="the checkpoint and its config.json do not fit together: fetch both again",
         )
-    if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+    if value.is_floating_point() and not finite(value):
         raise SparkloomError(
             f"{tensor}: scales that are not finite",
             file=source,
@@ -70,6 +72,21 @@ def put(target: torch.Tensor, value: torch.Tensor, tensor: str, source: str) -> 
             mend="fetch the shard that holds it again",
         )
     target.copy_(value)
+
+
+def finite(value: torch.Tensor) -> bool:
+    """Whether every value is; in pieces, so that a large tensor needs little memory beside it."""
+    if value.is_meta:
+        return True
+    rows = max(1, PIECE // max(1, value[:1].numel())) if value.dim() else 1
+    for part in value.split(rows) if value.dim() else [value]:
+        if value.dtype == torch.float8_e4m3fn:
+            whole = ((part.contiguous().view(torch.uint8) & 0x7F) != 0x7F).all()
+        else:
+            whole = torch.isfinite(part).all()
+        if not bool(whole):
+            return False
+    return True
 
 
 def put_plain(target: torch.Tensor, value: torch.Tensor, tensor: str, source: str) -> None:
@@ -86,11 +103,7 @@ def put_plain(target: torch.Tensor, value: torch.Tensor, tensor: str, source: st
             field=tensor,
             mend="the checkpoint and its config.json do not fit together: fetch both again",
         )
-    if value.dtype == eight:
-        whole = bool(((value.view(torch.uint8) & 0x7F) != 0x7F).all())
-    else:
-        whole = bool(torch.isfinite(value).all())
-    if not whole:
+    if not finite(value):
         raise SparkloomError(
             f"{tensor}: values that are not finite",
             file=source,
