@@ -10,9 +10,8 @@ interval of prefills are constants, so a long prompt stalls running answers on a
 long on a fast one. Please let the scheduler choose both from measured step times, given a longest gap and a
 share."
 Tested: the controller against simulated machines (tests/vllm/hooks/test_fair_prefill.py). On an H200
-(docs/receipts, row fair): chunks and interval follow the bound from the third chunk on; the first, made
-before anything was measured, passed it, and where a step's fixed cost outweighs its tokens, as in a tiny
-model, chunks become smaller than they need be.
+(docs/receipts, row fair) an earlier controller without the fixed part kept chunks smaller than they need
+be on a tiny model, whose steps cost mostly that part; this one was not run there.
 Default on (`fair`) for the profiles that serve people. Drop when: vLLM bounds the gap by time.
 """
 
@@ -25,13 +24,17 @@ from typing import Any
 
 from sparkloom.vllm.hooks.shape import HookRefused, expect_attribute
 
-LEAST_CHUNK = 64
-FIRST_CHUNK = 256  # before anything was measured
+LEAST_CHUNK = 64  # also the first chunk, before anything was measured
+GROWTH = 4  # a chunk is at most this many times the largest that was measured lately
 WEIGHT = 0.3  # of the newest measurement in the moving averages
 
 
 class Controller:
     """Chooses chunk and interval from measured step times. Pure: time is given, not read.
+
+    A step with a chunk of n prompt tokens is taken to last `fixed + n * per_token`; both are fitted to the
+    latest steps (least squares, older steps fade). Chunks grow step by step, so that the line is never
+    stretched far beyond what was measured.
 
     Args:
         share: share of the time that prefill may take while answers run (0 to 1).
@@ -41,7 +44,10 @@ class Controller:
     def __init__(self, share: float, max_gap: float) -> None:
         self.share, self.max_gap = share, max_gap
         self.decode_step: float | None = None
-        self.per_token: float | None = None
+        self.seen: tuple[float, float, float, float] | None = None  # faded means of n, t, n*n, n*t
+        self.largest = 0.0
+        self.latest = 0.0  # seconds of the newest step with a chunk
+        self.fixed: float | None = None  # of the newest fit
 
     def observe(self, seconds: float, prefill_tokens: int) -> None:
         """Learn from one finished step.
@@ -52,22 +58,49 @@ class Controller:
         """
         if seconds <= 0:
             return
+        n = float(prefill_tokens)
         if prefill_tokens == 0:
             self.decode_step = blend(self.decode_step, seconds)
+            return
+        self.latest = seconds
+        if self.seen is None:
+            self.seen, self.largest = (n, seconds, n * n, n * seconds), n
         else:
-            own = max(seconds - (self.decode_step or 0.0), 0.1 * seconds)
-            self.per_token = blend(self.per_token, own / prefill_tokens)
+            a, b, c, d = self.seen
+            self.seen = (blend(a, n), blend(b, seconds), blend(c, n * n), blend(d, n * seconds))
+            self.largest = max(n, blend(self.largest, n))
+
+    def costs(self) -> tuple[float, float]:
+        """Fixed seconds of a step with a chunk, and seconds of one prompt token in it."""
+        assert self.seen is not None
+        tokens, seconds, squares, products = self.seen
+        spread = squares - tokens * tokens
+        if spread > 0.01 * squares:
+            per_token = (products - tokens * seconds) / spread
+        else:  # chunks of one size tell nothing about their fixed part
+            known = self.fixed if self.fixed is not None else (self.decode_step or 0.0)
+            per_token = (seconds - known) / tokens
+        per_token = min(max(per_token, 0.01 * seconds / tokens), seconds / tokens)
+        fixed = seconds - per_token * tokens
+        if spread > 0.01 * squares:
+            self.fixed = fixed
+        return fixed, per_token
 
     def plan(self) -> tuple[int, int]:
         """Prefill tokens of one prompt in a step, and steps from one chunk to the next (1: every step)."""
-        if self.per_token is None:
-            chunk = FIRST_CHUNK
-        else:
-            room = self.max_gap - (self.decode_step or 0.0)
-            chunk = max(LEAST_CHUNK, int(room / self.per_token) // LEAST_CHUNK * LEAST_CHUNK)
-        if self.per_token is None or self.decode_step is None:
+        if self.seen is None:
+            return LEAST_CHUNK, math.ceil(1 / self.share)
+        fixed, per_token = self.costs()
+        # Where the fixed part alone passes the bound, a chunk as long as that part at least halves its waste.
+        wanted = (self.max_gap - fixed if fixed < self.max_gap else fixed) / per_token
+        if self.fixed is None and self.latest > self.max_gap:
+            wanted = 2 * self.largest  # once: is it the tokens that are slow, or the step?
+        chunk = max(LEAST_CHUNK, int(min(wanted, GROWTH * self.largest)) // LEAST_CHUNK * LEAST_CHUNK)
+        if self.decode_step is None:
             return chunk, math.ceil(1 / self.share)
-        busy = chunk * self.per_token
+        # No longer than a chunk may last or did last: one slow step (a kernel compiled) must not starve it.
+        busy = min(fixed + chunk * per_token, max(self.max_gap, self.latest)) - self.decode_step
+        busy = max(busy, 0.0)
         alone = busy * (1 - self.share) / self.share  # decode time that must lie between two chunks
         return chunk, 1 + max(0, math.ceil(alone / self.decode_step) - 1)
 
