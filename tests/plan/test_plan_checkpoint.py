@@ -46,6 +46,21 @@ def test_a_larger_checkpoint_is_counted(make: Make, tmp_path: Path) -> None:
     assert sizes[1] - sizes[0] == pytest.approx(8 * GIB, rel=0.05)
 
 
+def test_a_variant_with_quantised_dense_layers_gives_its_saving_back(make: Make, tmp_path: Path) -> None:
+    """Counted only where the cluster file lets such layers load; no item is pushed below zero."""
+    by_size = {}
+    for total in (156, 148, 1):
+        file = str(manifest(tmp_path / f"{total}.json", total * GIB))
+        off = make(model={"manifest": file})
+        assert "beyond the geometry" not in weights(off)
+        on = weights(make(model={"manifest": file}, patches={"dense_quantization": True}))
+        assert all(size >= 0 for size in on.values())
+        assert on["routed experts"] == weights(off)["routed experts"]
+        by_size[total] = sum(on.values())
+    assert by_size[156] - by_size[148] == pytest.approx(4 * GIB, rel=0.05)
+    assert by_size[1] < by_size[148]
+
+
 def test_manifest_beside_the_checkpoint_is_found(make: Make, tmp_path: Path) -> None:
     manifest(tmp_path / "sparkloom-manifest.json", 180 * GIB)
     assert manifest_bytes(make(model={"path": str(tmp_path)})) == 180 * GIB

@@ -39,16 +39,34 @@ def _glm(cluster: Cluster, final: Settings) -> list[Item]:
     elif final.drafter is DrafterKind.mtp:
         size = geo.mtp_layer_bytes(g, world) + geo.mtp_expert_bytes(g, world)
         items.append(Item("drafter", size, f"MTP layer, {by}"))
-    if (extra := _difference(cluster)) is not None:
-        items.append(extra)
+    more = _difference(cluster) // cluster.world
+    if more > 0:
+        items.append(Item("beyond the geometry", more, "size of the checkpoint's files"))
+    elif cluster.patches.dense_quantization and _manifest(cluster).is_file():
+        items = [_shrunk(item, -more, items) for item in items]
     return items
 
 
-def _difference(cluster: Cluster) -> Item | None:
-    """What the checkpoint on this machine has more than the geometry says (a variant with other types)."""
+QUANTISABLE = ("attention", "dense layers", "embedding and head")
+
+
+def _shrunk(item: Item, saved: int, items: list[Item]) -> Item:
+    """An item of the dense layers less its part of what a quantised variant saves; any other as it is.
+
+    Files that a half-finished download leaves out would look like a saving: only a manifest counts.
+    """
+    total = sum(other.bytes for other in items if other.what in QUANTISABLE)
+    if item.what not in QUANTISABLE or saved <= 0:
+        return item
+    left = item.bytes - min(saved, total) * item.bytes // total
+    return Item(item.what, left, f"{item.source}, less what the manifest's total saves")
+
+
+def _difference(cluster: Cluster) -> int:
+    """Bytes that the checkpoint has more than the geometry says (a variant with other types), all ranks."""
     total = manifest_bytes(cluster)
     if total is None:
-        return None
+        return 0
     g = geo.GLM_FLASH
     known = (
         geo.expert_bytes(g, 1)
@@ -61,13 +79,16 @@ def _difference(cluster: Cluster) -> Item | None:
         + geo.mtp_layer_bytes(g, 1)
         + geo.mtp_expert_bytes(g, 1)
     )
-    more = (total - known) // cluster.world
-    return Item("beyond the geometry", more, "size of the checkpoint's files") if more > 0 else None
+    return total - known
+
+
+def _manifest(cluster: Cluster) -> Path:
+    return Path(cluster.model.manifest or Path(cluster.model.path) / "sparkloom-manifest.json")
 
 
 def manifest_bytes(cluster: Cluster) -> int | None:
     """Bytes of all safetensors files by the manifest, else by the files; None when neither is here."""
-    path = Path(cluster.model.manifest or Path(cluster.model.path) / "sparkloom-manifest.json")
+    path = _manifest(cluster)
     if path.is_file():
         return _sum(path)
     shards = list(Path(cluster.model.path).glob("*.safetensors"))
