@@ -68,6 +68,9 @@ def test_sockets_are_seen_and_win_over_a_mention_of_ib() -> None:
 def test_errors_have_a_time_so_that_old_ones_are_not_blamed() -> None:
     log = RankLog()
     log.feed("ConnectionResetError: a client left", 10.0)
+    log.feed(
+        "(APIServer pid=7) WARNING 12-01 [x.py:2] This can cause errors like `OSError: [Errno 24]`", 499.0
+    )
     log.feed("RuntimeError: the real one", 500.0)
     log.feed("EngineDeadError: EngineCore encountered an issue", 501.0)
     assert log.first_error(480.0) == "RuntimeError: the real one"

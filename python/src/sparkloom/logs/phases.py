@@ -46,6 +46,7 @@ _NCCL = re.compile(r"NCCL version ([\d.]+)|vLLM is using nccl==([\d.]+)")
 _NET = re.compile(r"NET/(IB|Socket)\b.*\bUsing\b|Using network (IB|Socket|\w+)|via NET/(IB|Socket)")
 _GLOO = re.compile(r"backend=gloo")
 _ERROR = re.compile(r"\b((?:\w+\.)*\w*(?:Error|Exception)): (\S.*)")
+_HINT = re.compile(r"^(?:\([^)]*\) )?(?:WARNING|INFO|DEBUG) ")
 
 
 @dataclass
@@ -94,6 +95,8 @@ class RankLog:
             self.graph_seconds, self.graph_gib = float(found[1]), float(found[2])
         if found := _INIT.search(line):
             self.init_seconds = float(found[1])
+        if _HINT.search(line):
+            return  # a warning that names an error to explain itself, such as that of few file handles
         if ("Error: " in line or "Exception: " in line) and (found := _ERROR.search(line)):
             self.errors = [*self.errors[-99:], (now, found[0][:300])]
 
