@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from sparkloom.errors import Exit, SparkloomError
@@ -99,15 +100,27 @@ def short_flap(world: World) -> None:
     time.sleep(3.0)
 
 
+def _dead(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
 def stale_rank(world: World) -> None:
     """The worker's agent and keeper vanish, its rank lives on: the next agent must find and end it.
 
-    Real ranks are stopped first: a process of vLLM that can run notices that its parent is gone and ends.
+    A process of vLLM that can run notices that its parent is gone and ends: real ranks are stopped as soon as
+    the keeper is dead. Not before: the kernel hangs up on stopped processes whose group loses its keeper.
     """
-    if not world.stub:
-        world.signal_rank("worker", signal.SIGSTOP)
-    for keeper in world.keepers("worker"):  # first: it would end the rank when its agent dies
+    rank, keepers = world.engines("worker"), world.keepers("worker")
+    for keeper in keepers:  # first: it would end the rank when its agent dies
         procs.send(keeper, signal.SIGKILL)
+    while not world.stub and not all(_dead(keeper.pid) for keeper in keepers):
+        pass
+    if not world.stub:
+        for process in rank:
+            procs.send(process, signal.SIGSTOP)
     world.kill_agent("worker")
     if not world.engines("worker"):
         raise SparkloomError("the stale rank did not survive its keeper", code=Exit.INTERNAL)
