@@ -35,7 +35,7 @@ def test_real_ranks_come_back_by_themselves(world: Callable[..., World], tmp_pat
     A case passes when the right cause was named, a new generation serves, no process of an older one is left
     and nobody got a wrong answer. At the end an ordered stop leaves nothing at all.
     """
-    w = world(model=parrot.make(tmp_path / "parrot"), ready_s=300.0)
+    w = world(model=parrot.make(tmp_path / "parrot"), ready_s=600.0)
     cases = [c for c in CASES if c.name in WANTED and (w.network.mode == "netns" or not c.netns)]
     outcomes = run_cases(w, cases)
     bad = [f"{o.case}: {o.verdict}" for o in outcomes if o.verdict != "ok"]

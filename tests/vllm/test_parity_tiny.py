@@ -62,7 +62,7 @@ def one_rank(checkpoint: Path, prompts: list[list[int]]) -> dict[str, list[Gener
         env=os.environ | ENV | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"},
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1500,
     )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
 
@@ -160,7 +160,7 @@ def test_the_pair_with_drafts_equals_transformers(
     assert 0 < accepted < drafted
 
 
-def wait_until_ready(pair: Any, base: str, seconds: float = 300.0) -> None:
+def wait_until_ready(pair: Any, base: str, seconds: float = 900.0) -> None:
     """Until the head answers; a dead rank raises with its log."""
     import httpx
 
