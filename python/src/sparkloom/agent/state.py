@@ -35,14 +35,7 @@ class State:
             fsio.write_json(self.path, values, mode=0o640)
         except OSError as error:
             self.problem = f"cannot write the agent's state: {error.strerror or error}"
-            raise SparkloomError(
-                self.problem,
-                file=self.path,
-                field="agent.state_directory",
-                value=str(self.path.parent),
-                mend="make room on its disk, and let the service's user write there",
-                code=Exit.RESOURCE,
-            ) from error
+            raise unusable(self.problem, self.path) from error
         self.problem = ""
 
 
@@ -63,14 +56,8 @@ class Lock:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
         except OSError as error:
-            raise SparkloomError(
-                f"cannot use the agent's state folder: {error.strerror or error}",
-                file=self.path,
-                field="agent.state_directory",
-                value=str(self.path.parent),
-                mend="make room on its disk, and let the service's user write there",
-                code=Exit.RESOURCE,
-            ) from error
+            problem = f"cannot use the agent's state folder: {error.strerror or error}"
+            raise unusable(problem, self.path) from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -107,3 +94,15 @@ def load(folder: Path, *, now: float | None = None) -> State:
     except (OSError, ValueError, KeyError, TypeError):
         state.term = int(time.time() if now is None else now)
     return state
+
+
+def unusable(problem: str, path: Path) -> SparkloomError:
+    """The error of a file in the state folder that cannot be written."""
+    return SparkloomError(
+        problem,
+        file=path,
+        field="agent.state_directory",
+        value=str(path.parent),
+        mend="make room on its disk, and let the service's user write there",
+        code=Exit.RESOURCE,
+    )
